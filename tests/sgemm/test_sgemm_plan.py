@@ -11,9 +11,27 @@ from jaxkernels._core import devices, registry
 
 DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
+few = st.integers(1, 4)
+many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
 # `thin` and `tensor` have tests of their own, in test_thin_plan.py and test_tensor_plan.py.
 RUNGS = tuple(rung for rung in gemm_cases.RUNGS if rung not in ("thin", "tensor"))
+
+
+@st.composite
+def problems(draw):
+    """(m, n, k): any, or few k, somewhat more of few lines, or any of very few, as `thin` serves them."""
+    kind = draw(st.sampled_from(("any", "any", "few k", "some", "few")))
+    if kind in ("any", "few k"):
+        return draw(many), draw(many), draw(many if kind == "any" else st.integers(1, 64))
+    m, n = draw(few if kind == "few" else st.integers(1, 16)), draw(many)
+    k = draw(many if kind == "few" else st.integers(1, 128))
+    return (m, n, k) if draw(st.booleans()) else (n, m, k)
+
+
+def same(plan, other, *fields):
+    for field in fields:
+        assert getattr(plan, field) == getattr(other, field), field
 
 
 def plan_ffma(*sizes, algorithm=None, **options):
@@ -34,7 +52,7 @@ def limits(device):
     algorithm=st.sampled_from((None, *RUNGS)),
     **flags,
 )
-def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a, trans_b):
+def test_blocks_cover_the_problem_and_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
     plan = plan_ffma(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device)
     assert plan.algorithm == (algorithm or "pipelined")
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
@@ -48,19 +66,6 @@ def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a,
     assert plan.partial_elements == (m * n * plan.split_k if plan.split_k > 1 else 0)
     if parts > 1:
         assert plan.k_per_split % plan.block_k == 0
-
-
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(
-    m=sizes,
-    n=sizes,
-    k=sizes,
-    device=st.sampled_from(DEVICES),
-    algorithm=st.sampled_from((None, *RUNGS)),
-    **flags,
-)
-def test_blocks_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
-    plan = plan_ffma(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device)
     gpu = limits(device)
     assert plan.smem_bytes <= gpu.smem_per_block
     assert plan.blocks_per_sm >= 1
@@ -71,27 +76,63 @@ def test_blocks_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
     )
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+chosen = {"algorithm": st.sampled_from((None, "pipelined", "thin", "tensor")), **flags}
+
+
+@hypothesis.settings(max_examples=600, deadline=None)
 @hypothesis.given(
-    m=st.integers(1, 2000),
-    n=sizes,
-    k=sizes,
-    batch=st.integers(2, 2000),
-    device=st.sampled_from(DEVICES),
-    **flags,
+    sizes=problems(), batch=st.integers(2, 2000), device=st.sampled_from(DEVICES), **chosen
 )
 @hypothesis.example(
-    m=68, n=576, k=184, batch=27, device="rtx5090", trans_a=False, trans_b=False
+    sizes=(68, 576, 184),
+    batch=27,
+    device="rtx5090",
+    algorithm="pipelined",
+    trans_a=False,
+    trans_b=False,
 )  # of the sliced tiles only the smallest has the accelerator there
-def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, device, trans_a, trans_b):
-    """A member of a batch gets the bits that it has alone."""
+def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, **options):
+    """A member of a batch gets the bits that it has alone, on its rung or on another one."""
+    m, n, k = sizes
     hypothesis.assume(m * n * batch < 2**36)
-    options = {"trans_a": trans_a, "trans_b": trans_b, "device": device}
-    alone, together = (plan_ffma(m, n, k, batch=b, **options) for b in ((), batch))
-    for field in ("split_k", "launches", "k_per_split", "slices"):
-        assert getattr(alone, field) == getattr(together, field)
-    if alone.slices > 1:  # which share a stage of block_k
-        assert alone.block_k == together.block_k
+    alone, together = (jk.plan_sgemm(*sizes, batch=b, **options) for b in ((), batch))
+    if alone.algorithm == together.algorithm:
+        order = ("split_k", "k_per_split", "launches", "slices", "cluster_blocks", "compensated")
+        same(alone, together, *order, "thin")
+        if alone.slices > 1 and alone.algorithm == "pipelined":  # which share a stage of block_k
+            assert alone.block_k == together.block_k
+    elif 4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**32:  # the scratch of `tensor`
+        # Up to 64 k both sum in the order of k, one term after the other.
+        assert {alone.algorithm, together.algorithm} == {"thin", "pipelined"}
+        for plan in (alone, together):
+            assert plan.thin == "shallow" or plan.algorithm == "pipelined"
+            assert (plan.slices, plan.split_k, plan.launches) == (1, 1, 1)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(sizes=problems(), **chosen)
+def test_where_operands_begin_changes_no_rung_and_no_split(sizes, **options):
+    """It is known when a program runs, and by then there is no scratch but what was asked for."""
+    plan, shifted = (
+        jk.plan_sgemm(*sizes, device="h200", **options, aligned_a=x, aligned_b=x, aligned_c=x)
+        for x in (True, False)
+    )
+    same(plan, shifted, "algorithm", "split_k", "launches", "slices", "cluster_blocks")
+    same(plan, shifted, "k_per_split", "partial_elements", "pad_a", "pad_b")
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(sizes=problems(), **chosen)
+def test_a_program_keeps_its_split(sizes, algorithm, trans_a, trans_b):
+    """A call is given the split of the plan it was lowered by, and gets that plan again from it."""
+    m, n, k = sizes
+    options = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm, "device": "h200"}
+    plan = jk.plan_sgemm(*sizes, **options)
+    shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
+    again = registry.cpu_module.plan_sgemm(
+        *(*shapes, trans_a, trans_b, limits("h200"), plan.algorithm), split_k=plan.split_k
+    )
+    assert again == plan
 
 
 def test_every_tile_has_value_tests():
@@ -134,20 +175,11 @@ def test_tma_needs_hopper_and_aligned_lines():
     assert engine("h200", **{**small, "m": 255}, trans_a=True) == "floats"
 
 
-@pytest.mark.parametrize(
-    "size", [(256, 256, 256), (4096, 4096, 4096), (64, 4096, 4096), (2047, 2047, 2047)], ids=str
-)
+@pytest.mark.parametrize("size", [(256, 256, 256), (64, 4096, 4096), (2047, 2047, 2047)], ids=str)
 def test_tma_needs_operands_that_begin_at_16_bytes(size):
-    """Which do is known when a program runs: by then it has its order of summation, its scratch and its padding."""
-    plan = plan_ffma(*size, device="h200")
-    assert plan.engine == "tma"
     assert plan_ffma(*size, device="h200", aligned_c=False).engine == "tma"
     for flag in ("aligned_a", "aligned_b"):
-        shifted = plan_ffma(*size, device="h200", **{flag: False})
-        assert shifted.engine == "floats"
-        for field in ("split_k", "launches", "k_per_split", "slices", "partial_elements"):
-            assert getattr(shifted, field) == getattr(plan, field)
-        assert (shifted.pad_a, shifted.pad_b) == (plan.pad_a, plan.pad_b)
+        assert plan_ffma(*size, device="h200", **{flag: False}).engine == "floats"
 
 
 def test_tma_needs_code_that_was_compiled_for_it():

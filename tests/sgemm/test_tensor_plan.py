@@ -114,19 +114,6 @@ def test_it_gives_way_where_it_cannot_serve():
     assert plan_of(40000, 32768, 32768).algorithm == "pipelined"
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(
-    m=sizes, n=sizes, k=sizes, batch=st.integers(2, 500), asked=st.sampled_from((None, "tensor"))
-)
-def test_the_rung_does_not_depend_on_the_batch(m, n, k, batch, asked):
-    assume_room(m, n, k, batch)
-    alone, together = (
-        jk.plan_sgemm(m, n, k, batch=b, algorithm=asked, device="h200") for b in ((), batch)
-    )
-    # Among the FFMA rungs a batch may choose where bits are the same (test_thin_plan.py).
-    assert (alone.algorithm == "tensor") == (together.algorithm == "tensor")
-
-
 def test_where_it_pays():
     """By times of an H200, see ffi/sgemm/README.md."""
 
@@ -173,15 +160,10 @@ def test_when_it_looks_whether_all_is_to_be_made_again():
     assert (batch.tiles_before_look, batch.most_marked_tiles) == (0, 32)
 
 
-def test_transposes_and_alignment():
-    """An operand along k is read once, another one twice; where operands begin is not known when a rung is chosen."""
+def test_transposes():
+    """An operand along k is read once, another one twice."""
     assert jk.plan_sgemm(160, 4096, 1024, device="h200", trans_b=True).algorithm == "tensor"
     assert jk.plan_sgemm(160, 4096, 1024, device="h200", trans_a=True).algorithm == "pipelined"
-    for size in ((256, 2432, 2048), (1024, 1024, 1024), (768, 768, 768), (4096, 4096, 96)):
-        aligned, shifted = (
-            jk.plan_sgemm(*size, device="h200", aligned_a=x, aligned_b=x) for x in (True, False)
-        )
-        assert aligned.algorithm == shifted.algorithm
 
 
 def test_what_begins_anywhere_is_read_element_by_element():
@@ -192,18 +174,6 @@ def test_what_begins_anywhere_is_read_element_by_element():
     assert shifted.partial_elements == plan.partial_elements
     assert plan_of(256, 255, 256).pack_c == 1
     assert plan_of(256, 255, 256).pack_b == 1
-
-
-@hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(m=sizes, n=sizes, k=sizes, batch=st.integers(2, 500), **flags)
-def test_the_split_does_not_depend_on_the_batch(m, n, k, batch, trans_a, trans_b):
-    """So a member keeps the bits that it has alone."""
-    assume_room(m, n, k, batch / 20)  # by groups, too
-    options = {"trans_a": trans_a, "trans_b": trans_b}
-    alone, together = (plan_of(m, n, k, batch=b, **options) for b in ((), batch))
-    hypothesis.assume(together.algorithm == "tensor")
-    for field in ("split_k", "k_per_split", "compensated"):
-        assert getattr(alone, field) == getattr(together, field), field
 
 
 def test_where_k_is_split():

@@ -84,30 +84,6 @@ def test_few_k_have_the_memory_that_their_stages_take(sizes, trans_a, trans_b):
     )
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
-def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, trans_a, trans_b):
-    hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
-    alone, together = (
-        plan_of(*sizes, batch=b, trans_a=trans_a, trans_b=trans_b) for b in ((), batch)
-    )
-    for field in ("thin", "split_k", "cluster_blocks", "k_per_split", "slices"):
-        assert getattr(alone, field) == getattr(together, field)
-
-
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(sizes=thin_sizes(), **flags)
-def test_a_program_keeps_its_split(sizes, trans_a, trans_b):
-    """A call is given the split of the plan it was lowered by, and gets that plan again from it."""
-    m, n, k = sizes
-    plan = plan_of(*sizes, trans_a=trans_a, trans_b=trans_b)
-    shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
-    again = registry.cpu_module.plan_sgemm(
-        *shapes, trans_a, trans_b, limits(), "thin", split_k=plan.split_k
-    )
-    assert again == plan
-
-
 @pytest.mark.parametrize("kind", gemm_cases.EDGES_OF_THIN)
 def test_the_value_tests_reach_all_kernels(kind):
     """The shapes of test_thin.py and the sanitizer's sweep."""
@@ -232,36 +208,6 @@ def test_tiles_of_32_columns_for_somewhat_more_than_multiples_of_64():
     assert {columns(53608, n, 64, trans_a=True) for n in (65, 72, 96)} == {32}
     assert {columns(53608, n, 64) for n in (48, 64, 100, 128, 192)} == {64}
     assert columns(53608, 160, 64, trans_a=True) == 64
-
-
-@hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(sizes=thin_sizes(), **flags)
-def test_where_operands_begin_changes_no_rung_and_no_split(sizes, trans_a, trans_b):
-    """It is known when a program runs, and by then there is no scratch but what was asked for."""
-    options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
-    for algorithm in ("thin", None):
-        plan, shifted = (
-            jk.plan_sgemm(
-                *sizes, **options, algorithm=algorithm, aligned_a=x, aligned_b=x, aligned_c=x
-            )
-            for x in (True, False)
-        )
-        for field in ("algorithm", "split_k", "cluster_blocks", "partial_elements"):
-            assert getattr(plan, field) == getattr(shifted, field)
-
-
-@hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
-def test_a_batch_changes_the_rung_only_where_bits_are_the_same(sizes, batch, trans_a, trans_b):
-    """Up to 64 k `thin` and `pipelined` both sum in the order of k, one term after the other."""
-    hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
-    options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
-    alone, together = (jk.plan_sgemm(*sizes, batch=b, **options) for b in ((), batch))
-    if alone.algorithm != together.algorithm:
-        assert {alone.algorithm, together.algorithm} == {"thin", "pipelined"}
-        for plan in (alone, together):
-            assert plan.thin == "shallow" or plan.algorithm == "pipelined"
-            assert (plan.slices, plan.split_k, plan.launches) == (1, 1, 1)
 
 
 def test_where_it_pays():
