@@ -1,6 +1,7 @@
-"""The edge cases of jax.nn: axis, where, promotion, weak types, empty arrays, rank 0."""
+"""The edge cases of jax.nn: axes, masks, factors, promotion, weak types, empty arrays, rank 0."""
 
 import functools
+import inspect
 import warnings
 
 import hypothesis
@@ -14,21 +15,20 @@ from hypothesis.extra import numpy as hnp
 
 import jaxkernels as jk
 
+OURS, PEER = jk.logsumexp, jax.nn.logsumexp
 PAIRS = [
     pytest.param(jk.softmax, jax.nn.softmax, id="softmax"),
     pytest.param(jk.log_softmax, jax.nn.log_softmax, id="log_softmax"),
 ]
-LOGSUMEXP = [functools.partial(f, axis=-1) for f in (jk.logsumexp, jax.nn.logsumexp)]
 both = pytest.mark.parametrize(("ours", "peer"), PAIRS)
 all_three = pytest.mark.parametrize(
-    ("ours", "peer"), [*PAIRS, pytest.param(*LOGSUMEXP, id="logsumexp")]
+    ("ours", "peer"), [*PAIRS, pytest.param(OURS, PEER, id="logsumexp")]
 )
 
 
 def quietly(peer, *args, **kwargs):
     """jax.nn, without the warning it gives when it casts -inf to an integer."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return peer(*args, **kwargs)
 
 
@@ -46,6 +46,12 @@ def peer_of_mask(peer, x, axis, mask):
     return quietly(peer, x, axis=axis, where=mask)
 
 
+def all_close(got, want, message=""):
+    assert jax.tree.structure(got) == jax.tree.structure(want), message
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        close(a, b, message)
+
+
 def same(ours, peer, *args, **kwargs):
     """The same result as jax.nn, or the same class of error."""
     try:
@@ -54,77 +60,84 @@ def same(ours, peer, *args, **kwargs):
         with pytest.raises(type(error)):
             ours(*args, **kwargs)
         return
-    close(ours(*args, **kwargs), want)
+    all_close(ours(*args, **kwargs), want, f"{args} {kwargs}")
 
 
-@pytest.mark.half_on_a_cpu
 @both
-@pytest.mark.parametrize(
-    "axis", [0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), [0, 2], (-1, 0), (0, 1, 2, 3), (), None]
-)
-def test_axis(ours, peer, axis):
+def test_axis(ours, peer):
+    """jax.nn.log_softmax takes no list."""
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
-    hashable = tuple(axis) if isinstance(axis, list) else axis  # jax.nn.log_softmax takes no list
-    close(ours(x, axis=axis), peer(x, axis=hashable))
-    close(ours(x, axis), peer(x, hashable))
+    axes = (0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), (-1, 0), (0, 1, 2, 3), (), None)
 
     @jax.jit
-    def gradients(x):
-        return [jax.grad(lambda x, f=f: jnp.sum(f(x, hashable) * x))(x) for f in (ours, peer)]
+    def program(x):
+        def of(f, axis):
+            return f(x, axis), jax.grad(lambda x: jnp.sum(f(x, axis=axis) * x))(x)
 
-    close(*gradients(x))
+        return [(of(ours, axis), of(peer, axis)) for axis in axes], ours(x, [0, 2]), peer(x, (0, 2))
+
+    found, *of_list = program(x)
+    for got, want in (*found, of_list):
+        all_close(got, want)
 
 
 @all_three
-@pytest.mark.parametrize("axis", [4, -5, (0, 4), (0, 0), (0, -4), (1, -3), 1.5, (0, 1.5)])
-def test_wrong_axis_raises_as_jax_nn_does(ours, peer, axis):
-    x = jnp.zeros((2, 3, 4, 5))
-    with pytest.raises((TypeError, ValueError)) as theirs:
-        peer(x, axis=axis)
-    with pytest.raises(type(theirs.value)):
-        ours(x, axis=axis)
-
-
-@both
-def test_rank_zero(ours, peer):
-    x = jnp.float32(3)
-    close(ours(x, axis=None), peer(x, axis=None))
-    close(ours(x, axis=()), peer(x, axis=()))
-    assert float(ours(x, axis=None)) == (1.0 if ours is jk.softmax else 0.0)
-    with pytest.raises(ValueError, match="-1"):
-        ours(x)
-    assert float(jax.grad(lambda x: ours(x, axis=None))(x)) == 0
-
-
-@both
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
+        ((), None),
+        ((), ()),
         ((2, 0), -1),
         ((0, 2), -1),
+        ((0, 2), None),
         ((0,), 0),
-        ((0,), None),
         ((2, 0, 3), 1),
         ((2, 0, 3), (1, 2)),
-        ((0, 0), None),
         ((3, 0), ()),
     ],
 )
-def test_zero_size(ours, peer, shape, axis):
-    close(ours(jnp.zeros(shape), axis=axis), peer(jnp.zeros(shape), axis=axis))
-    x = jnp.zeros(shape, jnp.bfloat16)
-    assert jax.jit(functools.partial(ours, axis=axis))(x).shape == shape
-    assert jax.grad(lambda x: ours(x, axis=axis).sum().astype(jnp.float32))(x).shape == shape
+def test_rank_zero_and_zero_size(ours, peer, shape, axis):
+    x = jnp.full(shape, 3.0)
+    all_close(ours(x, axis=axis), peer(x, axis=axis))
+    if ours is OURS:
+        all_close(ours(x, axis, None, True, True), peer(x, axis, None, True, True))
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(ours(x, axis=axis)).astype(jnp.float32)))
+    dx = gradient(x.astype(jnp.bfloat16))
+    assert dx.shape == shape
+    assert shape or dx == (1 if ours is OURS else 0)
+
+
+FLOAT8 = jnp.asarray([[1, 2, 3]], jnp.float8_e4m3fn)
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"),
+    *("int64", "float64"),
+)
+WEAK = jnp.asarray(1.0) * jnp.ones((), jnp.float32)
+VALUES = [2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2), FLOAT8]
+VALUES += [WEAK, jnp.asarray(2.0), jax.lax.full((3,), 1.0)]
 
 
 @all_three
-@pytest.mark.parametrize(
-    "dtype",
-    ["bool", "int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"],
-)
-def test_promotion(ours, peer, dtype):
-    x = jnp.asarray([[3, 1, 2], [0, 5, 5]], dtype)
-    same(ours, peer, x)
+@pytest.mark.parametrize("x64", [False, True])
+def test_promotion(ours, peer, x64):
+    """64 bits have to be asked for, as everywhere in JAX."""
+    with jax.enable_x64(x64):
+        for dtype in DTYPES if x64 else DTYPES[:-2]:
+            x = jnp.asarray(np.array([[3, 1, 2], [0, 5, 5]]), dtype)
+            same(ours, peer, x, -1)
+            if ours is OURS:
+                same(ours, peer, x, -1, jnp.asarray([[2], [3]], jnp.bfloat16))
+                same(ours, peer, x, -1, jnp.asarray([[2.0], [-1.0]]), return_sign=True)
+    if not x64:
+        assert ours(np.ones((2, 3)), -1).dtype == jnp.float32
+
+
+@all_three
+@pytest.mark.parametrize("value", VALUES)
+def test_python_values_and_weak_types(ours, peer, value):
+    same(ours, peer, value, axis=None)
+    if ours is OURS:
+        same(ours, peer, value, b=2.0)
 
 
 @both
@@ -133,38 +146,6 @@ def test_unsigned_integers(ours, peer, dtype):
     """Better than jax.nn, which takes -inf for the initial maximum, casts it to unsigned and gives NaN."""
     x = np.array([[3, 1, 2], [0, 5, 5]], dtype)
     close(ours(jnp.asarray(x)), peer(jnp.asarray(x, jnp.float32)))
-
-
-@all_three
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
-def test_promotion_with_x64(ours, peer, dtype):
-    x = np.array([[3, 1, 2], [0, 5, 5]], dtype)
-    assert ours(x).dtype == jnp.float32  # as everywhere in JAX, 64 bits have to be asked for
-    with jax.enable_x64(True):
-        same(ours, peer, jnp.asarray(x))
-
-
-@all_three
-def test_float8_goes_to_jax_nn(ours, peer):
-    x = jnp.asarray([[1, 2, 3]], jnp.float8_e4m3fn)
-    got, want = ours(x), peer(x)
-    assert got.dtype == want.dtype
-    assert np.array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
-
-
-@all_three
-@pytest.mark.parametrize(
-    "value", [2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2)]
-)
-def test_python_values(ours, peer, value):
-    same(ours, peer, value, axis=None)
-
-
-@both
-def test_weak_types(ours, peer):
-    weak = jnp.asarray(1.0) * jnp.ones((), jnp.float32)
-    for x in (2.0, jnp.asarray(2.0), weak, jax.lax.full((3,), 1.0)):
-        close(ours(x, axis=None), peer(x, axis=None))
 
 
 # Shapes of x and of the mask, and the axis.
@@ -244,24 +225,13 @@ def test_nothing_under_the_mask_leaks(ours, peer, poison):
     close(ours(poisoned, where=mask), peer(poisoned, where=mask))
 
 
-@both
-def test_rows_of_infinities(ours, peer):
-    x = jnp.asarray([[-np.inf] * 3, [1.0, np.inf, 2.0], [1.0, -np.inf, 2.0], [np.nan, 1.0, 2.0]])
-    close(ours(x), peer(x))
-    gradients = [
-        jax.grad(lambda x, f=f: jnp.sum(f(x)[2] * jnp.asarray([1.0, 0.0, 3.0])))(x)
-        for f in (jk.softmax, jax.nn.softmax)
-    ]
-    np.testing.assert_allclose(gradients[0][2], gradients[1][2], rtol=1e-6, atol=1e-7)
-
-
-def test_signature_takes_jax_nns_calls():
-    """Positional axis and where as in jax.nn; what is ours is keyword-only."""
-    x = jnp.ones((2, 3))
-    jk.softmax(x, -1, None)
-    jk.softmax(x=x, axis=0, where=None)
-    with pytest.raises(TypeError):
-        jk.softmax(x, -1, None, "warp")  # pyright: ignore[reportCallIssue]
+@all_three
+def test_the_signature_begins_as_jax_nns(ours, peer):
+    """Further arguments are keyword-only."""
+    mine, theirs = (list(inspect.signature(f).parameters.values()) for f in (ours, peer))
+    about = [[(p.name, p.default, p.kind) for p in some] for some in (mine, theirs)]
+    assert about[0][: len(theirs)] == about[1]
+    assert {p.kind for p in mine[len(theirs) :]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
 # One shape each for hypothesis to fuzz costs compilations; eager jax.nn dominates. Few dimensions, small sizes.
@@ -285,7 +255,7 @@ def calls(draw):
     return shape, dtype, axis, mask_shape, draw(st.integers(0, 2**31))
 
 
-@both
+@all_three
 @hypothesis.settings(max_examples=60 if ON_GPU else 30, deadline=None, derandomize=True)
 @hypothesis.given(call=calls())
 def test_fuzz_against_jax_nn(ours, peer, call):
@@ -300,3 +270,165 @@ def test_fuzz_against_jax_nn(ours, peer, call):
             ours(x, axis=axis, where=mask)
         return
     close(ours(x, axis=axis, where=mask), want)
+
+
+RNG = np.random.default_rng(5)
+SHAPE = (2, 3, 4, 5)
+A = RNG.standard_normal(SHAPE).astype(np.float32)
+MASK = RNG.random(SHAPE) < 0.6
+MASK[0, 1, 2], MASK[:, :, :, 0] = False, True
+MASK[0, 1, 2, 0] = False
+FACTORS = RNG.standard_normal((2, 3, 4, 1)).astype(np.float32)
+FACTORS[1, 2, 3], FACTORS[0, 0, 0] = 0, -2
+
+# Arguments by name; those that are arrays belong to the program.
+CALLS = {
+    "all": {},
+    **{
+        f"axis {axis}": {"axis": axis}
+        for axis in (0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), (-1, 0), (0, 1, 2, 3), ())
+    },
+    "list of axes": {"axis": [0, 2]},
+    "keepdims": {"axis": (1, -1), "keepdims": True},
+    "keepdims of all": {"keepdims": True},
+    "sign": {"axis": 1, "return_sign": True},
+    "sign and keepdims": {"axis": (0, 3), "return_sign": True, "keepdims": True},
+    "sign of no axis": {"axis": (), "return_sign": True},
+    "b one number": {"axis": -1, "b": np.float32(0.25)},
+    "b a number of Python": {"axis": -1, "b": 3},
+    "b negative": {"axis": -1, "b": -2.0},
+    "b negative, sign": {"axis": -1, "b": -2.0, "return_sign": True},
+    "b zero": {"axis": (2, 3), "b": 0.0},
+    "b zero, sign": {"axis": -1, "b": 0, "return_sign": True},
+    "b of rows": {"axis": -1, "b": FACTORS},
+    "b of rows, sign": {"axis": -1, "b": FACTORS, "return_sign": True, "keepdims": True},
+    "b of rows, another axis": {"axis": 1, "b": FACTORS[:, :1, :, :1], "return_sign": True},
+    "b of lower rank": {"axis": 1, "b": FACTORS[0, :1, :, 0, None]},
+    "b of no dimension along the axes": {"axis": (0, 1), "b": FACTORS[1, 1]},
+    "b of integers": {"axis": -1, "b": np.array([[1], [2], [0], [-3]]), "return_sign": True},
+    "b of bool": {"axis": -1, "b": np.array([[True], [False], [True], [True]])},
+    "b of elements": {"axis": -1, "b": A, "return_sign": True},
+    "b of elements, all axes": {"b": A, "return_sign": True},
+    "b of larger rank": {"axis": -1, "b": np.abs(RNG.standard_normal((2, *SHAPE))) + 0.5},
+    "b and where": {"axis": -1, "b": FACTORS, "where": MASK, "return_sign": True},
+    "where": {"axis": -1, "where": MASK},
+    "where, all axes": {"where": MASK},
+    "where of rows": {"axis": -1, "where": MASK[..., 1:2]},
+    "where all hidden": {"axis": -1, "where": np.zeros(SHAPE, bool), "return_sign": True},
+    "where one bool": {"axis": -1, "where": True},
+    "where of lower rank": {"axis": (0, -1), "where": MASK[1, 0]},
+    "where of larger rank": {"axis": -1, "where": np.stack([MASK, ~MASK])},
+}
+
+
+def is_served(options):
+    """Whether the factors of a sum are one."""
+    return not (isinstance(options.get("b"), np.ndarray) and options["b"].shape[-4:] == SHAPE)
+
+
+def results_and_gradients(f, a):
+    """The results of every call, and the gradient of those that are finite."""
+
+    def loss(a, options):
+        results = f(a, **options)
+        finite = [jnp.where(jnp.isfinite(y), y, 0) for y in jax.tree.leaves(results)]
+        return sum(jnp.sum(jnp.sin(y)) for y in finite), results
+
+    return [jax.grad(loss, has_aux=True)(a, options) for options in CALLS.values()]
+
+
+@functools.cache
+def of_every_call(dtype):
+    """Results and gradients of every call of ours and of jax.nn, from one program."""
+    return jax.jit(lambda a: [results_and_gradients(f, a) for f in (OURS, PEER)])(A.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_every_call_of_logsumexp(dtype):
+    for name, (_, got), (_, want) in zip(CALLS, *of_every_call(dtype), strict=True):
+        all_close(got, want, name)
+
+
+def test_which_calls_have_kernels():
+    for name, options in CALLS.items():
+        jaxpr = str(jax.make_jaxpr(functools.partial(OURS, **options))(A))
+        assert ("jaxkernels_logsumexp_fwd" in jaxpr) == is_served(options), name
+        insists = functools.partial(OURS, implementation="ffi", **options)
+        if is_served(options):
+            jax.eval_shape(insists, A)
+        else:
+            with pytest.raises(NotImplementedError, match=r"b has (the shape|5 dimensions)"):
+                insists(A)
+
+
+def test_gradients_of_every_call():
+    """Gradients equal jax.nn's where those are finite; hidden elements have a gradient of 0."""
+    got, want = ([gradient for gradient, _ in of] for of in of_every_call(jnp.float32))
+    for name, ours, theirs in zip(CALLS, got, want, strict=True):
+        assert np.isfinite(ours).all(), name
+        finite = np.isfinite(theirs)  # jax.nn's are NaN where it takes the logarithm of 0
+        np.testing.assert_allclose(ours[finite], theirs[finite], rtol=2e-5, atol=2e-6, err_msg=name)
+    hidden = got[list(CALLS).index("where")]
+    assert (np.asarray(hidden)[~MASK] == 0).all()
+
+
+def test_the_derivative_by_a_factor_of_zero():
+    """It is exp(a - log|sum|) times the sign; an element without a number shows nowhere."""
+    a = A[0, 0].copy()
+    a[0, 1], a[1, 2], a[2, 3] = np.nan, np.inf, 200
+    b = A[1, 0] * (A[1, 1] > 0)
+    b[0, 1] = b[1, 2] = b[2, 3] = b[3, 0] = 0
+    value, gradient = jax.value_and_grad(lambda b: jnp.sum(OURS(a, -1, b, False, True)[0]))(b)
+    shown = np.where((b == 0) & (~np.isfinite(a) | (a == 200)), -np.inf, a).astype(np.float64)
+    total = (b * np.exp(shown)).sum(-1)
+    np.testing.assert_allclose(value, np.log(np.abs(total)).sum(), rtol=1e-5)
+    want = np.exp(shown) / total[:, None]
+    assert abs(gradient[2, 3]) > 1e37  # as far as float32 goes
+    np.testing.assert_allclose(gradient.at[2, 3].set(0), want, rtol=2e-5)
+    assert (want[b == 0] != 0).sum() > 3
+    by_a = jax.grad(lambda a: jnp.sum(OURS(a, -1, b, False, True)[0]))(a)
+    np.testing.assert_allclose(by_a, b * want, rtol=2e-5)
+    again = jax.jvp(lambda a: jax.grad(lambda b: OURS(a, b=b))(b[3]), (a[3],), (np.ones(5, "f"),))
+    np.testing.assert_allclose(again[1], 0, atol=1e-5)  # a shift of all a changes no ratio
+    hidden = jax.grad(lambda b: OURS(A[0, 0], b=b, where=b != 0))(b)
+    assert (np.asarray(hidden)[b == 0] == 0).all()
+    assert (jax.grad(lambda b: OURS(A[0, 0, 0], b=b))(jnp.zeros(5)) == 0).all()
+
+
+def test_a_negative_sum_is_nan_under_debug_nans_too():
+    """Outside of jit, as jax.nn's is: the NaN is the documented result."""
+    with jax.debug_nans(True):
+        for b in (-2.0, -np.ones((2, 3, 4, 1), np.float32), -np.abs(A)):
+            assert np.isnan(OURS(A, -1, b)).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"axis": axis} for axis in ("batch", 4, -5, (0, 4), (0, 0), (0, -4), 1.5, (0, 1.5))),
+        {"where": np.ones((2, 3), bool)},
+        {"where": np.ones(SHAPE, np.int32)},
+        {"where": np.ones(SHAPE, np.int32), "b": A},
+        {"b": np.ones((7, 1), np.float32), "axis": -1},
+        {"b": np.ones((7, 5), np.float32), "axis": -1},
+        {"b": [1.0, 2.0], "axis": 0},
+        {"b": "text"},
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_logsumexp(options):
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 - whatever it is
+        PEER(A, **options)
+    with pytest.raises(type(theirs.value)):
+        OURS(A, **options)
+
+
+def test_infinities_and_nan():
+    x = jnp.asarray([[-np.inf] * 3, [1, np.inf, 2], [1, -np.inf, 2], [np.nan, 1, 2]], jnp.float32)
+    for options in (
+        {"axis": -1, "return_sign": True},
+        {"axis": -1, "b": jnp.asarray([[2.0], [-1.0], [0.0], [0.0]]), "return_sign": True},
+        {"axis": 0},
+        {},
+    ):
+        same(OURS, PEER, x, **options)
