@@ -27,6 +27,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import jaxkernels._core.devices
 import jaxkernels._core.registry
+import jaxkernels._linear_loss.plan
 from jaxkernels.bench import programs as bench_programs
 
 # Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
@@ -95,6 +96,12 @@ def exact_products():
     """XLA's products at the highest precision, so that what is compared with them differs by roundings alone."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Computes linear losses of a few rows in several chunks."""
+    monkeypatch.setattr(jaxkernels._linear_loss.plan, "_CHUNK_BYTES", 60)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The cross entropy of a linear layer on many devices, and under shard_map."""
+"""Losses of a linear layer on many devices."""
 
 import functools
 import re
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
@@ -18,45 +18,41 @@ X = RNG.standard_normal((16, 8, 12)).astype(np.float32)
 W = RNG.standard_normal((12, 64)).astype(np.float32)
 B = RNG.standard_normal(64).astype(np.float32)
 LABEL = RNG.integers(-1, 64, (16, 8)).astype(np.int32)
+SCALE = RNG.uniform(0.5, 1.5, (16, 8)).astype(np.float32)
 BOUND = 30_000  # in bytes: several chunks on each device, or one where it has few rows
-pytestmark = [pytest.mark.usefixtures("on_a_cpu"), pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("on_a_cpu", "exact_products")
 reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
-bounds = pytest.mark.parametrize("max_bytes", [None, BOUND], ids=["whole", "chunks"])
 
 
-def step(x, w, b, label, reduction, max_bytes=None, **options):
-    """A number of the losses, and its gradients."""
+def step(x, w, b, label, scale, reduction, max_bytes=None):
+    """A number of the losses, or of log-probabilities and entropies of tokens, and its gradients."""
 
-    def loss(x, w, b):
-        options_of_all = {"reduction": reduction, "max_bytes": max_bytes, "z_loss": 0.01, **options}
-        return jnp.sum(
-            jnp.sin(
-                jk.linear_cross_entropy(x, w, label, bias=b, label_smoothing=0.1, **options_of_all)
-            )
-        )
+    def loss(x, w, b, scale):
+        options = {"bias": b, "max_bytes": max_bytes}
+        if reduction == "tokens":
+            options |= {"temperature": scale, "return_entropy": True}
+            found = jk.linear_token_log_probs(x, w, label, **options)
+        else:
+            options |= {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
+            found = jk.linear_cross_entropy(x, w, label, **options)
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(found))
 
-    return jax.value_and_grad(loss, (0, 1, 2))(x, w, b)
+    moving = (0, 1, 2, 3) if reduction == "tokens" else (0, 1, 2)
+    return jax.value_and_grad(loss, moving)(x, w, b, scale)
 
 
 @functools.cache
 def on_one_device(reduction):
-    return jax.device_get(jax.jit(step, static_argnums=4)(X, W, B, LABEL, reduction))
+    return jax.device_get(jax.jit(step, static_argnums=5)(X, W, B, LABEL, SCALE, reduction))
 
 
 def sharded(mesh, rows, classes):
     """The operands, their rows and classes spread over mesh axes."""
-    specs = (P(*rows), P(None, classes), P(classes), P(*rows))
+    specs = (P(*rows), P(None, classes), P(classes), P(*rows), P(*rows))
     return [
         jax.device_put(a, NamedSharding(mesh, s))
-        for a, s in zip((X, W, B, LABEL), specs, strict=True)
+        for a, s in zip((X, W, B, LABEL, SCALE), specs, strict=True)
     ]
-
-
-def compiled(mesh, rows, classes, reduction, max_bytes):
-    given = sharded(mesh, rows, classes)
-    program = jax.jit(functools.partial(step, reduction=reduction, max_bytes=max_bytes))
-    found = program.lower(*given).compile()
-    return found.as_text(), found(*given)
 
 
 def reduced(text):
@@ -71,43 +67,39 @@ def assert_same(got, reduction):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))
 
 
-@reductions
-@bounds
+# Mesh axes of rows and of classes, and shapes that all-reduces have.
+LAYOUTS = [
+    (("a",), None, {(12, 64)}),
+    ((("a", "b"),), None, {(12, 64)}),
+    (("a", "b"), None, {(12, 64)}),
+    ((), ("a", "b"), {(16, 8, 12)}),
+    (("a",), "b", {(12, 32), (4, 8, 12)}),
+]
+
+
 @pytest.mark.half_on_a_cpu
-@pytest.mark.parametrize("rows", [("a",), (("a", "b"),), ("a", "b")], ids=str)
-def test_rows_are_sharded(reduction, max_bytes, rows, mesh):
-    """Nothing crosses the network but the sums of w's and the bias's gradients, and of the loss."""
-    text, got = compiled(mesh, rows, None, reduction, max_bytes)
+@pytest.mark.parametrize("reduction", ["none", "mean", "tokens"])
+@pytest.mark.parametrize("max_bytes", [None, BOUND], ids=["whole", "chunks"])
+@pytest.mark.parametrize(("rows", "classes", "shapes"), LAYOUTS, ids=str)
+def test_shardings(reduction, max_bytes, rows, classes, shapes, mesh):
+    """Devices that share rows sum the gradients of w and the bias. Devices that share classes exchange
+    a maximum, six sums and dx per row: no logits, and nothing of w's size."""
+    given = sharded(mesh, rows, classes)
+    program = functools.partial(step, reduction=reduction, max_bytes=max_bytes)
+    compiled = jax.jit(program).lower(*given).compile()
+    text, got = compiled.as_text(), compiled(*given)
     assert set(hlo.collectives(text)) == {"all-reduce"}, text
-    assert reduced(text) <= {(), (1,), (12, 64), (64,)}
-    assert (12, 64) in reduced(text)
+    found = reduced(text)
+    assert shapes <= found, text
+    if classes is None:
+        assert found <= {(), (1,), (12, 64), (64,)}, text
+    else:
+        assert {shape[-1] for shape in found if shape} <= {1, 6, 12, 32}, text
+        assert not ({W.shape, X.shape} - shapes) & found, text
     assert_same(got, reduction)
-
-
-@reductions
-@bounds
-def test_classes_are_sharded(reduction, max_bytes, mesh):
-    """Devices exchange a maximum, six sums and dx per row: no logits, and nothing of w's size."""
-    text, got = compiled(mesh, (), ("a", "b"), reduction, max_bytes)
-    assert set(hlo.collectives(text)) == {"all-reduce"}, text
-    assert {shape[-1] for shape in reduced(text) if shape} == {1, 6, 12}
-    assert (16, 8, 12) in reduced(text)
-    assert_same(got, reduction)
-    dw, db = got[1][1:]
-    assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P(None, ("a", "b"))), 2)
-    assert db.sharding.is_equivalent_to(NamedSharding(mesh, P(("a", "b"))), 1)
-
-
-@reductions
-@bounds
-def test_both_are_sharded(reduction, max_bytes, mesh):
-    """Parts of dw are summed over devices that share classes, parts of dx over those that share rows."""
-    text, got = compiled(mesh, ("a",), "b", reduction, max_bytes)
-    assert set(hlo.collectives(text)) == {"all-reduce"}, text
-    shapes = reduced(text)
-    assert {(12, 32), (4, 8, 12)} <= shapes
-    assert not {(12, 64), (16, 8, 12)} & shapes
-    assert_same(got, reduction)
+    dw, db = got[1][1:3]
+    assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P(None, classes)), 2)
+    assert db.sharding.is_equivalent_to(NamedSharding(mesh, P(classes)), 1)
 
 
 @reductions
@@ -116,9 +108,10 @@ def test_weights_that_share_the_axis_of_rows_are_gathered(reduction, spec, mesh)
     """As fully sharded training has them."""
     x, label = (jax.device_put(a, NamedSharding(mesh, P("a"))) for a in (X, LABEL))
     w = jax.device_put(W, NamedSharding(mesh, spec))
-    program = jax.jit(functools.partial(step, reduction=reduction)).lower(x, w, B, label).compile()
+    given = (x, w, B, label, SCALE)
+    program = jax.jit(functools.partial(step, reduction=reduction)).lower(*given).compile()
     assert "all-gather" in hlo.collectives(program.as_text())
-    assert_same(program(x, w, B, label), reduction)
+    assert_same(program(*given), reduction)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
@@ -140,7 +133,7 @@ def test_dtypes_of_sharded_classes(dtype, mesh):
 def test_forward_mode_of_sharded_rows_sends_numbers_alone(reduction, mesh):
     given = sharded(mesh, ("a",), None)
 
-    def tangent(x, w, b, label):
+    def tangent(x, w, b, label, scale):
         loss = functools.partial(jk.linear_cross_entropy, reduction=reduction)
         moved = lambda x, w: jnp.sum(loss(x, w, label, bias=b))  # noqa: E731
         return jax.jvp(moved, (x, w), (jnp.sin(x), jnp.cos(w)))[1]
@@ -150,27 +143,4 @@ def test_forward_mode_of_sharded_rows_sends_numbers_alone(reduction, mesh):
     allowed = {(), (1,)} if reduction == "none" else {(), (1,), (12, 64)}
     assert set(hlo.collectives(program.as_text())) == {"all-reduce"}
     assert shapes <= allowed
-    np.testing.assert_allclose(program(*given), tangent(X, W, B, LABEL), rtol=1e-5)
-
-
-@reductions
-def test_shard_map(reduction, cpu_devices):
-    """Rows that vary over devices, and w that does not: its gradient is summed by JAX."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-
-    def program(**options):
-        def body(x, w, label):
-            loss = lambda x, w: jnp.sum(  # noqa: E731
-                jk.linear_cross_entropy(x, w, label, reduction=reduction, **options)
-            )
-            value, gradients = jax.value_and_grad(loss, (0, 1))(x, w)
-            tangent = jax.jvp(loss, (x, w), (jnp.cos(x), jnp.sin(w)))[1]
-            return value[None], *gradients, tangent[None]
-
-        rows, whole = P("a"), P()
-        specs = {"in_specs": (rows, whole, rows), "out_specs": (rows, rows, whole, rows)}
-        return jax.jit(jax.shard_map(body, mesh=mesh, **specs))(X, W, LABEL)
-
-    got, want = program(max_bytes=BOUND // 2), program(implementation="xla")
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))
+    np.testing.assert_allclose(program(*given), tangent(X, W, B, LABEL, SCALE), rtol=1e-5)

@@ -149,18 +149,42 @@ def capped(x, p, temperature):
     return jk.cross_entropy(x, p, temperature=temperature, logit_soft_cap=4.0)
 
 
-def plain_log_probs(x, ids, temperature):
-    loss, _, entropy = plain_losses(x, ids, temperature=temperature)
+def plain_log_probs(x, ids, temperature, cap=None):
+    loss, _, entropy = plain_losses(x, ids, temperature=temperature, cap=cap)
     return -loss, jnp.where(ids >= 0, entropy, 0)
 
 
-def linear(x, w, label, bias=0.0, **options):
-    bias = None if isinstance(bias, float) else bias
-    return jk.linear_cross_entropy(x, w, label, bias=bias, label_smoothing=0.1, **options)
+def linear(x, w, label, bias):
+    options = {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
+    return jk.linear_cross_entropy(x, w, label, **options)
 
 
-def plain_linear(x, w, label, bias=0.0):
-    return plain_losses(jnp.matmul(x, w) + bias, label, e=0.1)[0]
+def hiding(function):
+    """A loss of a linear layer whose last class is hidden; w is transposed."""
+
+    def of(x, w, label, *others):
+        shown = np.arange(len(w)) < len(w) - 1
+        return function(x, w, jnp.minimum(label, len(w) - 2), *others, where=shown)
+
+    return of
+
+
+def without_last(function):
+    """A loss of the logits of the other classes."""
+    return lambda x, w, label, *others: function(
+        jnp.matmul(x, w[:-1].T), jnp.minimum(label, len(w) - 2), *others
+    )
+
+
+def linear_options(x, w, label, weights, e, z, temperature, where):
+    options = {"weights": weights, "label_smoothing": e, "z_loss": z, "reduction": "mean"}
+    options |= {"temperature": temperature, "trans_w": True, "where": where}
+    return jk.linear_cross_entropy(x, w, label, **options)
+
+
+def linear_log_probs(x, w, ids, temperature, where):
+    options = {"logit_soft_cap": 4.0, "return_entropy": True, "trans_w": True, "where": where}
+    return jk.linear_token_log_probs(x, w, ids, temperature=temperature, **options)
 
 
 def attention(q, k, v, bias=None):
@@ -298,10 +322,10 @@ FUNCTIONS = {
     ),
     "cross_entropy-options": Function(
         lambda x, label, w, t: jk.cross_entropy(
-            x, label, weights=w, temperature=t, logit_soft_cap=4.0, reduction="mean"
+            x, label, axis=0, weights=w, temperature=t, logit_soft_cap=4.0, reduction="mean"
         ),
-        lambda x, label, w, t: plain_mean(x, label, w, temperature=t, cap=4.0),
-        ("normal brc", "label br", "positive br", "positive 1r"),
+        lambda x, label, w, t: plain_mean(jnp.moveaxis(x, 0, -1), label, w, temperature=t, cap=4.0),
+        ("normal cbr", "label br", "positive br", "positive 1r"),
         **LOSS,
         is_variant=True,
         is_smoke=True,
@@ -355,26 +379,33 @@ FUNCTIONS = {
     ),
     "linear_cross_entropy": Function(
         linear,
-        plain_linear,
+        lambda x, w, label, bias: plain_losses(jnp.matmul(x, w) + bias, label, e=0.1),
         ("normal brd", "normal dc", "label br", "normal c"),
         **LOSS,
         closed="dc",
         is_variant=True,
     ),
     "linear_token_log_probs": Function(
-        lambda x, w, ids, t: jk.linear_token_log_probs(
-            x, w, ids, temperature=t, return_entropy=True
-        ),
-        lambda x, w, ids, t: plain_log_probs(jnp.matmul(x, w), ids, t),
-        ("normal brd", "normal dc", "label br", "positive 1r"),
+        hiding(linear_log_probs),
+        without_last(functools.partial(plain_log_probs, cap=4.0)),
+        ("normal brd", "normal cd", "label br", "positive 1r"),
         **LOSS,
         closed="dc",
         is_variant=True,
     ),
     "linear_cross_entropy-mean": Function(
-        functools.partial(linear, reduction="mean"),
+        lambda x, w, label: jk.linear_cross_entropy(
+            x, w, label, label_smoothing=0.1, reduction="mean"
+        ),
         lambda x, w, label: plain_mean(jnp.matmul(x, w), label, 1.0, 0.1),
         ("normal brd", "normal dc", "label br"),
+        **LOSS,
+        closed="dc",
+    ),
+    "linear_cross_entropy-options": Function(
+        hiding(linear_options),
+        without_last(lambda x, label, w, e, z, t: plain_mean(x, label, w, e, z, temperature=t)),
+        ("normal brd", "normal cd", "label br", "positive br", "share ", "share ", "positive 1r"),
         **LOSS,
         closed="dc",
         is_variant=True,

@@ -20,6 +20,7 @@ from jaxkernels._attention import flash
 from jaxkernels._attention.problem import Call
 from jaxkernels._rows.masked_kernels import Band
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
 SIZES = (2, 3)  # of an outer and an inner vmap
 FLASH = Call(("q", "k", "v", "bias", "mask"), 0.5, Band(None, 0, from_end=False))
 
@@ -34,6 +35,7 @@ LEFT_OUT = (
     "log_softmax-axis",
     "cross_entropy-mean",
     "cross_entropy-options",
+    "linear_cross_entropy-options",
     "attention",
 )
 CASES = {

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from public_functions import FUNCTIONS
 
-pytestmark = [pytest.mark.usefixtures("on_a_cpu"), pytest.mark.usefixtures("exact_products")]
+pytestmark = pytest.mark.usefixtures("on_a_cpu", "exact_products", "small_chunks")
 SIZES = {"b": 8, "r": 16, "c": 24, "h": 4, "q": 16, "k": 24, "d": 8, "m": 8, "n": 16}
 
 

@@ -18,7 +18,7 @@ from jaxkernels._core import registry
 every = pytest.mark.parametrize("name", FUNCTIONS)
 NAMES = [name for name, function in FUNCTIONS.items() if not function.is_variant]
 every_function = pytest.mark.parametrize("name", NAMES)
-pytestmark = pytest.mark.usefixtures("exact_products")
+pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 
 
 def kernels_of(function, *operands):
