@@ -7,11 +7,14 @@ is what they have not: numbers of rows in either width, and rows whose sum is 0 
 import functools
 
 import cases
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 from jaxkernels._rows import logsumexp
@@ -203,10 +206,49 @@ def test_more_than_two_to_the_31_elements(gpu, cols, tier):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_give_the_same_bits_whatever_the_batch(dtype):
-    """Few rows have several blocks each. Rows of whole cache lines apart begin alike."""
-    program = jax.jit(functools.partial(jk.logsumexp, axis=-1))
-    for cols in (33, 1000, 50_003, 131_072) if cases.ON_GPU else (33, 1000, 50_003):
-        x = jnp.asarray(cases.logits("normal", 72, cols, dtype))
-        of_all = program(x)
-        for rows in (slice(0, 1), slice(0, 5), slice(64, 72)):
-            np.testing.assert_array_equal(program(x[rows]), of_all[rows])
+    """Losses and gradients too. Few rows have several blocks each. Rows of whole cache lines apart begin alike."""
+
+    @jax.jit
+    def program(x, label):
+        def loss(x):
+            losses = jk.cross_entropy(x, label)
+            return jnp.sum(losses**2), losses
+
+        return jk.logsumexp(x, axis=-1), jax.grad(loss, has_aux=True)(x)
+
+    for cols in (33, 1000, 5003, 50_003, 131_072) if cases.ON_GPU else (33, 1000, 50_003):
+        x, label = jnp.asarray(cases.logits("normal", 72, cols, dtype)), np.arange(72) % cols
+        of_all = jax.tree.leaves(program(x, label))
+        for rows in (slice(0, 72), slice(0, 1), slice(0, 5), slice(64, 72)):
+            for some, whole in zip(
+                jax.tree.leaves(program(x[rows], label[rows])), of_all, strict=True
+            ):
+                np.testing.assert_array_equal(some, whole[rows])
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("spec", [P("a"), P(None, "a"), P("b", "a")], ids=str)
+def test_sharded_numbers_of_rows_in_the_type_of_computation(spec, mesh):
+    """float32 in and out of rows of bfloat16, whole ones and parts."""
+    x, t = cases.logits("normal", 8, 64, "bfloat16"), cases.cotangents(8, 64, "bfloat16")
+    dy = cases.cotangents(8, 1, "float32")
+    options = {"tier": "auto", "require_kernel": True, "wide": True}
+
+    @jax.jit
+    def program(x, t, dy):
+        y, pull = jax.vjp(lambda x: logsumexp.logsumexp_fwd(x, **options), x)
+        return y, pull(dy)[0], logsumexp.logsumexp_jvp(x, t, **options)
+
+    given = [jax.device_put(a, NamedSharding(mesh, spec)) for a in (x, t)]
+    rows = jax.device_put(dy, NamedSharding(mesh, P(*spec[:1])))
+    y, dx, tangents = jax.device_get(program(*given, rows))
+    tolerance.check(y, "logsumexp_fwd", x, accumulators=4, wide=True)
+    tolerance.check(dx, "logsumexp_grad", x, dy, accumulators=4)
+    tolerance.check(tangents, "logsumexp_jvp", x, t, accumulators=4, wide=True)
+
+
+def test_reverse_mode_runs_one_kernel():
+    """The gradient needs x, and no result of the forward kernel."""
+    gradient = jax.jit(lambda x, t: jax.vjp(lambda x: jk.logsumexp(x, -1), x)[1](t)[0])
+    compiled = gradient.lower(jnp.ones((8, 24)), jnp.ones(8)).compile()
+    assert hlo.operations(compiled.as_text()) == ["logsumexp_grad"]

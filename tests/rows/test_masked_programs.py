@@ -1,4 +1,4 @@
-"""Memory and derivatives of scaled_masked_softmax, and mistakes that the tests of its values notice."""
+"""Memory, derivatives and shardings of scaled_masked_softmax, and mistakes that its truth notices."""
 
 import functools
 
@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import masked_cases
 import numpy as np
 import pytest
+from hlo import collectives
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from masked_cases import case
 from memory_stats import SLACK, stats
 
@@ -64,60 +67,55 @@ def test_gradient_of_the_bias_does_not_depend_on_the_scale(dtype, scale):
     assert np.abs(gradient(scale, None) - want).max() <= 8 * epsilon * np.abs(want).max()
 
 
-def with_operands(change):
-    """The function of operands that `change` has spoiled: scores, mask, bias and scale."""
-
-    def function(x, mask, bias, *, scale, **options):
-        x, mask, bias, scale = change(x, mask, bias, scale)
-        return jk.scaled_masked_softmax(x, mask, bias, scale=scale, **options)
-
-    return function
-
-
-def gradient_times(x, factor):
-    """x, whose gradient is multiplied by a number."""
-    return factor * x + jax.lax.stop_gradient(x - factor * x)
-
-
-def gradient_of_first(b, shape):
-    """b broadcast, with the gradient of the first of each dimension alone."""
-    full = jnp.broadcast_to(b, shape)
-    return jax.lax.stop_gradient(full).at[:1].set(full[:1])
+@pytest.mark.parametrize("size", [(5, 7), (7, 5), (6, 70)], ids=str)
+def test_the_truth_notices_mistakes(size):
+    """Results and gradients that err by 2^-9 of their largest element, at each size, fail; right ones pass."""
+    shapes = {"mask": (2, 1, *size), "bias": (1, 3, *size)}
+    scale = np.float32(0.7)
+    c = case((2, 3, *size), "float32", scale=np.asarray(scale), causal=True, **shapes)
+    truth = masked_cases.Truth(c)
+    ((y, gradients),) = masked_cases.run_all([c])
+    truth.check(y)
+    truth.check_gradients(gradients, gradients)
+    with pytest.raises(AssertionError, match="times the bound"):
+        truth.check(y + np.float32(2.0**-9) * np.max(y))
+    for name, right in gradients.items():
+        wrong = right + np.float32(2.0**-9) * np.max(np.abs(right))
+        with pytest.raises(AssertionError, match=f"cotangent of {name}.* times the bound"):
+            truth.check_gradients({name: wrong}, (name,))
 
 
-def rounded(x, mask, bias, **options):
-    # A relative mistake of 2^-9 of the largest results of a row, less than half of bfloat16's last place.
-    y = jk.scaled_masked_softmax(x, mask, bias, **options)
-    # A conversion there and back would be left out on a GPU.
-    return jax.lax.reduce_precision(y, exponent_bits=8, mantissa_bits=7)
+X, MASK, BIAS = operands(case((8, 4, 16, 24), "float32", mask=(8, 1, 1, 24), bias=(1, 4, 16, 24)))
 
 
-# The smallest mistakes; those of verify/mistakes.py are planted into results of every shape.
-MISTAKES = {
-    "mask of another row": with_operands(lambda x, m, b, s: (x, jnp.roll(m, 1, 2), b, s)),
-    "bias of another head": with_operands(lambda x, m, b, s: (x, m, jnp.roll(b, 1, 1), s)),
-    "no scale in the gradient": with_operands(
-        lambda x, m, b, s: (gradient_times(x, 1 / s), m, b, s)
-    ),
-    "scale in the gradient of the bias": with_operands(
-        lambda x, m, b, s: (x, m, gradient_times(b, s), s)
-    ),
-    "gradient of the bias not summed": with_operands(
-        lambda x, m, b, s: (x, m, gradient_of_first(b, x.shape), s)
-    ),
-    "rounded to bfloat16": rounded,
-}
+def sharded(mesh, *arrays):
+    return [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in arrays]
 
 
-@pytest.mark.parametrize("mistake", [None, *MISTAKES])
-def test_truth_notices_mistakes(mistake):
-    """At each size, of what a right implementation passes."""
-    for q, k in ((5, 7), (7, 5), (6, 70)):
-        shapes = {"mask": (2, 1, q, k), "bias": (1, 3, q, k)}
-        some = [case((2, 3, q, k), "float32", scale=0.7, causal=True, window=(2, 9), **shapes)]
-        some[0].mask[..., -1] = True
-        if mistake is None:
-            masked_cases.check_all(some, "float32")
-            continue
-        with pytest.raises(AssertionError, match="times the bound"):
-            masked_cases.check_all(some, "float32", function=MISTAKES[mistake])
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b")], ids=str)
+def test_gradient_of_a_sharded_bias_is_one_all_reduce(spec, mesh):
+    """Over the batches in which the bias broadcasts; over its own heads there is nothing to sum."""
+
+    def program(x, m, b, t):
+        return jax.vjp(lambda x, b: ours(x, m, b), x, b)[1](t)
+
+    batch, heads = (*spec, None)[:2]
+    mask, bias = (MASK, P(batch)), (BIAS, P(None, heads))
+    given = sharded(mesh, (X, spec), mask, bias, (jnp.cos(X), spec))
+    compiled = jax.jit(program).lower(*given).compile()
+    text = compiled.as_text()
+    assert collectives(text) == (["all-reduce"] if batch else []), text
+    for g, w in zip(compiled(*given), jax.jit(program)(X, MASK, BIAS, jnp.cos(X)), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_replicated_operands(mesh):
+    """A mask and a bias that every device has whole."""
+    for some in ((MASK, None), (None, BIAS[0, 0])):
+        whole = [None if a is None else sharded(mesh, (a, P()))[0] for a in some]
+        (x,) = sharded(mesh, (X, P("a", "b")))
+        compiled = jax.jit(ours).lower(x, *whole).compile()
+        assert not collectives(compiled.as_text())
+        np.testing.assert_array_equal(compiled(x, *whole), ours(X, *some))

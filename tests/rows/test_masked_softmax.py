@@ -302,20 +302,6 @@ def test_scores_broadcast_against_mask_and_bias():
     np.testing.assert_array_equal(got, jk.scaled_masked_softmax(*full))
 
 
-@dtypes
-def test_plain_rows_agree_with_softmax(dtype):
-    """Without scale, mask and band it is softmax, within its bounds; on a CPU to the last bit."""
-    with cases.x64(dtype):
-        for shape in ((5, 7), (3, 66), (2, 1003)):
-            x = case(shape, dtype).scores
-            got, want = jk.scaled_masked_softmax(x), jk.softmax(x)
-            if cases.ON_GPU:
-                eps = float(jnp.finfo(dtype).eps)
-                np.testing.assert_allclose(oracle.widen(got), oracle.widen(want), rtol=16 * eps)
-            else:
-                np.testing.assert_array_equal(got, want)
-
-
 @pytest.mark.half_on_a_cpu
 @dtypes
 def test_the_plain_jax_implementation(dtype):

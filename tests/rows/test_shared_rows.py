@@ -25,12 +25,6 @@ def on_the_cpu(on_a_cpu):
     """Runs the tests on the CPU, even if there is a GPU."""
 
 
-def assert_same_bits(alone, among):
-    for one, many in zip(alone, among, strict=True):
-        one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
-        assert (many == one).all()
-
-
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS[:-1])
@@ -43,50 +37,58 @@ def test_values(dtype, cols):
     cases.check_all(pairs, dtype)
 
 
+def of_rows(x, t, labels):
+    y, pull = jax.vjp(jk.softmax, x)
+    log_y, log_pull = jax.vjp(jk.log_softmax, x)
+    return y, pull(t)[0], log_y, log_pull(t)[0], jk.logsumexp(x, axis=-1, keepdims=True)
+
+
+def of_scores(x, t, labels):
+    """The mask shows nothing of the last segments."""
+    cols = x.shape[-1]
+    rng = np.random.default_rng(cols)
+    mask = (rng.random((1, cols)) < 0.9) & (np.arange(cols) < cols // 2)
+    bias = rng.standard_normal((1, cols)).astype(x.dtype)
+
+    def softmax(x, mask=mask, bias=None):
+        return masked.apply("test", x, mask, bias, scale=0.5, band=masked_kernels.Band())
+
+    y, pull = jax.vjp(softmax, x)
+    nothing = jnp.where(mask, 0, y), softmax(x, jnp.zeros((1, cols), bool))
+    return y, pull(t)[0], softmax(x, None), softmax(x, mask, bias), *nothing
+
+
+def of_losses(x, t, labels):
+    def total(x, smoothing):
+        return jk.cross_entropy(x, labels, label_smoothing=smoothing, reduction="sum")
+
+    loss, pull = jax.vjp(lambda x: jk.cross_entropy(x, labels), x)
+    return loss, pull(jnp.ones_like(loss))[0], jax.grad(total)(x, 0.0), jax.grad(total)(x, 0.1)
+
+
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("cols", COLS)
-def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
+@pytest.mark.parametrize(
+    ("program", "cols"),
+    [
+        *((of_rows, cols) for cols in COLS),
+        *((of_scores, cols) for cols in COLS[:-1]),
+        *((of_losses, cols) for cols in COLS[1:-1]),
+    ],
+)
+def test_a_row_has_the_same_bits_alone_and_among_many(dtype, program, cols):
     rows = MANY if cols < 1_000_000 else min(MANY, 8)
     row = cases.logits("wide", 1, cols, dtype), cases.cotangents(1, cols, dtype)
-
-    @jax.jit
-    def run(x, t):
-        y, pull = jax.vjp(jk.softmax, x)
-        log_y, log_pull = jax.vjp(jk.log_softmax, x)
-        return y, pull(t)[0], log_y, log_pull(t)[0], jk.logsumexp(x, axis=-1, keepdims=True)
-
+    run = jax.jit(program)
     with cases.x64(dtype):
-        alone = run(*row)
-        among = run(*(jnp.tile(a, (rows, 1)) for a in row))
-        assert_same_bits(alone, among)
-
-
-@pytest.mark.half_on_a_cpu
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("cols", COLS[:-1])
-def test_a_row_of_scores_has_the_same_bits_alone_and_among_many(dtype, cols):
-    rng = np.random.default_rng(cols)
-    mask = rng.random((1, cols)) < 0.9
-    mask[:, cols // 2 :] = False  # nothing of the last segments
-    bias = rng.standard_normal((1, cols)).astype(dtype)
-
-    @jax.jit
-    def run(x, t):
-        def softmax(x, mask=mask, bias=None):
-            return masked.apply("test", x, mask, bias, scale=0.5, band=masked_kernels.Band())
-
-        y, pull = jax.vjp(softmax, x)
-        hidden = softmax(x, jnp.zeros((1, cols), bool))
-        return y, pull(t)[0], softmax(x, None), softmax(x, mask, bias), hidden
-
-    row = cases.logits("wide", 1, cols, dtype), cases.cotangents(1, cols, dtype)
-    with cases.x64(dtype):
-        alone = run(*row)
-        among = run(*(jnp.tile(a, (MANY, 1)) for a in row))
-        assert not alone[-1].any()
-        assert (np.asarray(alone[0])[~mask] == 0).all()
-        assert_same_bits(alone, among)
+        for label in (0, 20000, cols - 1) if program is of_losses else (0,):
+            labels = jnp.full(rows, label, jnp.int32)
+            alone = run(*row, labels[:1])
+            among = run(*(jnp.tile(a, (rows, 1)) for a in row), labels)
+            assert program is not of_scores or not any(map(np.any, alone[-2:]))
+            for one, many in zip(alone, among, strict=True):
+                one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
+                assert (many == one).all()
 
 
 def test_losses_of_all_kinds():
@@ -98,26 +100,6 @@ def test_losses_of_all_kinds():
         steps[:, :20000] -= 400
         steps[:, 30000:] += 300
         check_kernels([*xs, jnp.asarray(steps, dtype)], dtype)
-
-
-@pytest.mark.half_on_a_cpu
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("cols", COLS[1:-1])
-def test_a_loss_has_the_same_bits_alone_and_among_many(dtype, cols):
-    x = cases.logits("wide", 1, cols, dtype)
-
-    @jax.jit
-    def run(x, labels):
-        def total(x, smoothing):
-            return jk.cross_entropy(x, labels, label_smoothing=smoothing, reduction="sum")
-
-        loss, pull = jax.vjp(lambda x: jk.cross_entropy(x, labels), x)
-        return loss, pull(jnp.ones_like(loss))[0], jax.grad(total)(x, 0.0), jax.grad(total)(x, 0.1)
-
-    with cases.x64(dtype):
-        for label in (0, 20000, cols - 1):
-            labels = jnp.full(MANY, label, jnp.int32)
-            assert_same_bits(run(x, labels[:1]), run(jnp.tile(x, (MANY, 1)), labels))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

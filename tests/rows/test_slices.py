@@ -17,7 +17,6 @@ import oracle
 import pytest
 import row_parts_cases
 from jax import lax
-from programs import run_python
 from slice_cases import check_at_every_offset, cut, flat_arrays, lanes_of, offsets
 
 import jaxkernels as jk
@@ -101,51 +100,6 @@ def test_staged_rows_give_the_same_bits_anywhere(dtype, shape):
             moved = jnp.array(np.roll(flat, offset))
             got = cut(np.asarray(in_place(moved, offset)), offset, shape)
             np.testing.assert_array_equal(got, want)
-
-
-PROGRAMS = {
-    "leading rows": lambda f, b: f(b[1:65]),
-    "all but the first": lambda f, b: f(b[1:]),
-    "two slices": lambda f, b: jnp.concatenate([f(b[1:33]), f(b[33:65])]),
-    "dynamic": lambda f, b: f(lax.dynamic_slice_in_dim(b, jnp.argmax(b[:, 0] * 0) + 3, 64)),
-    "row by row": lambda f, b: lax.scan(lambda carry, x: (carry, f(x)), 0, b)[1],
-    "stacked": lambda f, b: lax.map(f, b[:66].reshape(22, 3, -1)),
-    "parts": lambda f, b: jnp.concatenate([f(b[:3]), f(b[3:])]),
-    "flat": lambda f, b: f(b.reshape(-1)[3 : 3 + 64 * (b.shape[1] - 1)].reshape(64, -1)),
-    "loop": lambda f, b: lax.fori_loop(0, 3, lambda i, c: c.at[i + 1].set(f(c[i])), b),
-    "gradient": lambda f, b: jax.grad(lambda x: (f(x[1:65]) ** 2).sum())(b),
-    "tangent": lambda f, b: jax.jvp(lambda x: f(x[1:65]), (b,), (b,))[1],
-    "mapped": lambda f, b: jax.vmap(lambda x: f(x[1:]))(b),
-}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _of_every_array(program, functions, arrays):
-    return [PROGRAMS[program](f, b) for f in functions for b in arrays]
-
-
-def of_every_array(program, functions, arrays):
-    """Each function's results for each array, from one program; XLA's are float64, for all dtypes."""
-    return jax.device_get(_of_every_array(program, functions, arrays))
-
-
-@pytest.mark.half_on_a_cpu
-@each_dtype
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_of_slices(dtype, program):
-    """Small programs as users write them give what XLA's own softmax gives in float64."""
-    eps = float(jnp.finfo(dtype).eps)
-    some = (7, 33, 64, 257) if cases.ON_GPU else (33, 64)
-    arrays = [cases.logits("normal", 68, cols, dtype, cols) for cols in some]
-    with jax.enable_x64(True):
-        results = of_every_array(program, (jk.softmax, jk.log_softmax), arrays)
-        wide = [b.astype(np.float64) for b in arrays]
-        truth = of_every_array(program, (jax.nn.softmax, jax.nn.log_softmax), wide)
-    for got, want in zip(results, truth, strict=True):
-        assert got.dtype == oracle.storage(dtype)
-        np.testing.assert_allclose(
-            got.astype(np.float64), want, rtol=0, atol=64 * eps * abs(want).max()
-        )
 
 
 @each_dtype
@@ -247,34 +201,3 @@ def test_products_at_every_offset(size, trans_a, trans_b):
         for result in plain:
             gemm_cases.check(result, a, b)
         gemm_cases.check(with_c, a, b, c, alpha=0.5, beta=-1.0)
-
-
-TORCH = """
-import sys
-sys.path.insert(0, ".")
-import numpy as np, torch, jax, jax.numpy as jnp, jaxkernels as jk
-device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-flat = torch.randn(64 * 257 + 32, device=device)
-served = 0
-for offset in range(9):
-    tensor = flat[offset : offset + 64 * 257].reshape(64, 257)
-    try:
-        x = jnp.from_dlpack(tensor)
-        jax.block_until_ready(x + 0)
-    except Exception:
-        continue  # JAX itself refuses such tensors
-    got, want = jax.jit(jk.softmax)(x), torch.softmax(tensor.double(), -1).cpu().numpy()
-    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
-    product = jk.matmul(x, x.T)
-    np.testing.assert_allclose(np.asarray(product), (tensor.double() @ tensor.double().T).cpu().numpy(), atol=1e-3)
-    served += 1
-assert served, "JAX accepts none of them"
-print(served)
-"""
-
-
-def test_torch_tensors_at_odd_offsets(gpu):
-    """Through dlpack, where JAX itself accepts them."""
-    pytest.importorskip("torch")
-    stdout, _ = run_python("-c", TORCH, XLA_PYTHON_CLIENT_PREALLOCATE="false")
-    assert int(stdout) >= 1

@@ -1,4 +1,4 @@
-"""Softmax of sharded arrays: special values, meshes of any form, programs around it.
+"""Softmax of sharded arrays: meshes of any form, programs around it. test_row_parts.py has its values.
 
 Whether XLA splits a custom call or gathers its operands first cannot be seen in values, so the compiled HLO is read.
 """
@@ -7,7 +7,6 @@ import functools
 
 import cases
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hlo import custom_calls
@@ -21,59 +20,11 @@ from jaxkernels._rows import calls, softmax
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
 both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
-T = cases.cotangents(16 * 8, 24, "float32").reshape(16, 8, 24)
-
-
-def vjp(f, x, t):
-    return jax.vjp(f, x)[1](t)[0]
-
-
-def jvp(f, x, t):
-    return jax.jvp(f, (x,), (t,))[1]
 
 
 def sums_of(function):
     """The sums per float32 row, forward: log_softmax counts the terms of the maximum apart."""
     return 2 if function is jk.log_softmax else 1
-
-
-def special_rows():
-    """Some devices see only -inf; whole rows of it; NaN and infinities."""
-    inf, nan = np.inf, np.nan
-    x = np.tile(X[0, :1], (8, 1))
-    x[0, :] = -inf  # NaN throughout
-    x[1, :21] = -inf  # all but one device see nothing
-    x[1, 21:] = -3e5
-    x[2, 5] = nan
-    x[3, 7] = inf
-    x[4, 3:6] = -inf
-    x[5] *= 1e30
-    x[6, :] = -3e38
-    x[7, 1] = 3e38
-    return x
-
-
-@both
-def test_special_values_in_a_sharded_axis(function, cpu_devices):
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    x = special_rows()
-    sharded = jax.device_put(x, NamedSharding(mesh, P(None, "a")))
-    compiled = jax.jit(function).lower(sharded).compile()
-    assert custom_calls(compiled.as_text()) == [f"f32[8,{1 + sums_of(function)}]", "f32[8,3]"]
-    np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=1e-30)
-
-
-@pytest.mark.parametrize("derivative", [vjp, jvp])
-def test_16_bit_log_softmax_of_a_sharded_axis(derivative, cpu_devices):
-    """Its derivatives read x: a maximum and two sums; the sum of a cotangent is not relative to the maximum."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    x, t = (np.asarray(a, jnp.bfloat16) for a in (special_rows(), T[0, :1].repeat(8, 0)))
-    program = functools.partial(derivative, jk.log_softmax)
-    sharded = [jax.device_put(a, NamedSharding(mesh, P(None, "a"))) for a in (x, t)]
-    compiled = jax.jit(program).lower(*sharded).compile()
-    assert "f32[8,3]" in custom_calls(compiled.as_text())
-    got, want = (np.asarray(a, np.float32) for a in (compiled(*sharded), program(x, t)))
-    np.testing.assert_allclose(got, want, rtol=2**-7)
 
 
 def test_this_file_would_notice_a_gather(cpu_devices):
