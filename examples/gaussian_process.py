@@ -11,7 +11,7 @@ On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there
 ``jax.lax.reduce_precision`` rounds the operands to 10 bits, and a float32 product multiplies them.
 TF32 sums in float32 too.
 
-Run: python examples/gaussian_process.py [--points N] [--steps N] [--plot FILE]
+Run: python examples/gaussian_process.py [--points N] [--steps N]
 """
 
 from __future__ import annotations
@@ -196,40 +196,11 @@ def examine(
     )
 
 
-def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> None:
-    """Draws the posterior along a line through the cube, and the eigenvalues of both matrices."""
-    import matplotlib.pyplot as plt
-
-    # Colours of Okabe and Ito, which colour-blind people can tell apart.
-    blue, vermilion, sky, ink, grey = "#0072b2", "#d55e00", "#56b4e9", "#111827", "#6b7280"
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    t = np.linspace(-3, 3, 200, dtype=np.float32)
-    line = np.stack([t, np.full_like(t, 0.5), np.full_like(t, -1.0)], axis=1)
-    mean, variance = predict(hyper, data, jnp.asarray(line), jk.matmul)
-    spread = 2 * np.sqrt(np.maximum(variance, 0))
-    left.fill_between(t, mean - spread, mean + spread, color=sky, alpha=0.4, label="2 sigma")
-    left.plot(t, mean, color=blue, label="posterior mean, float32")
-    left.plot(t, truth(line), color=ink, linestyle="--", label="truth")
-    left.set(xlabel="first coordinate", ylabel="function")
-    left.legend()
-    styles = zip(products.items(), (blue, vermilion), ("-", ":"), strict=True)
-    for (name, product), color, style in styles:
-        matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
-        right.plot(np.linalg.eigvalsh(matrix)[::-1], style, color=color, label=name)
-    right.axhline(float(jnp.exp(hyper.noise)), color=grey, linewidth=1, label="fitted noise")
-    right.set_yscale("symlog", linthresh=1e-4)
-    right.set(xlabel="number", ylabel="eigenvalue of the covariance")
-    right.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
     """Fits with both products, prints the findings and returns them: float32, then TF32."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--points", type=int, default=250)
     parser.add_argument("--steps", type=int, default=40, help="steps of the fit")
-    parser.add_argument("--plot", metavar="FILE", help="draw the posterior and the eigenvalues")
     options = parser.parse_args(argv)
 
     data, test = draw(options.points, 0, NOISE), draw(200, 1, 0.0)
@@ -259,8 +230,6 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
     for title, (field, form) in rows.items():
         table.add_row(title, *(format(getattr(finding, field), form) for finding in findings))
     Console().print(table)
-    if options.plot:
-        plot(options.plot, hyper, data, products)
     return findings
 
 

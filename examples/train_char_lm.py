@@ -2,10 +2,9 @@
 
 The loss is ``jaxkernels.cross_entropy``. ``--attention jaxkernels`` (the default) or ``flax`` chooses
 the attention function of the layers. The losses of both are equal except for rounding. At the end the
-model writes some Python. On a GPU, or with ``--compare``, the example times a training step with both
-attention functions.
+model writes some Python.
 
-Run: python examples/train_char_lm.py [--short] [--attention flax|jaxkernels] [--compare]
+Run: python examples/train_char_lm.py [--short] [--attention flax|jaxkernels]
 The short form takes half a minute on two CPU cores; the full one needs a GPU.
 """
 
@@ -13,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sysconfig
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -187,28 +184,11 @@ def write(params: Any, form: Form, attention: Attention) -> str:
     return "".join(chr(letter) for letter in letters)
 
 
-def step_seconds(state: State, step: Step, calls: int = 10, repeats: int = 5) -> float:
-    """The median time of a training step, over samples of many asynchronous ones."""
-    state, loss = step(state)
-    loss.block_until_ready()  # compiled
-    samples = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            state, loss = step(state)
-        loss.block_until_ready()
-        samples.append((time.perf_counter() - start) / calls)
-    return statistics.median(samples)
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--attention", choices=tuple(ATTENTIONS), default="jaxkernels")
     parser.add_argument("--short", action="store_true", help="a tiny model, few steps")
     parser.add_argument("--steps", type=int, help="number of steps; default: that of the form")
-    parser.add_argument(
-        "--compare", action="store_true", help="time a step with both attention functions"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the loss curve")
     return parser.parse_args(arguments)
 
@@ -228,15 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
         state, losses = train(*make_training(form, attention, text), form.steps)
         print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")
         print(f"the model writes:\n{write(state.params, form, attention)}\n")
-        times = {}
-        if options.compare or jax.default_backend() == "gpu":
-            for name, function in ATTENTIONS.items():
-                times[name] = step_seconds(*make_training(form, function, text))
-                print(f"a training step with {name}'s attention: {times[name] * 1e3:.2f} ms")
     if options.json:
-        record = {"attention": options.attention, "device": device, "form": form._asdict()}
-        record |= {"losses": losses, "step_seconds": times}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(json.dumps({"losses": losses}) + "\n")
     return losses
 
 

@@ -1,7 +1,6 @@
 """The examples, and the examples in docstrings, work."""
 
 import doctest
-import functools
 import importlib
 import json
 import pkgutil
@@ -39,25 +38,6 @@ def test_digits_are_learned_by_our_kernels():
     assert set(hlo.operations(text)) == {"cross_entropy_fwd_grad"}
 
 
-def test_flax_layers_with_our_products():
-    pytest.importorskip("flax")
-    result = example("flax_dense").main(["--steps", "40"])
-    assert result.last_loss < result.first_loss / 1.5
-    assert result.largest_difference < 1e-4
-    assert result.nnx_difference < 1e-5
-    assert result.products >= 4
-
-
-def test_flax_attention_layers_with_our_softmax():
-    pytest.importorskip("flax")
-    layers = example("flax_attention").main([])
-    assert [layer.name for layer in layers] == ["flax.linen", "flax.nnx"]
-    for layer in layers:
-        assert layer.is_equal, layer
-        wanted = {"masked_softmax_fwd", "masked_softmax_grad"}
-        assert wanted <= set(layer.operations), layer
-
-
 def test_a_model_is_trained_without_its_logits():
     """The losses are those of the plain form, in less than half of its memory."""
     for module in ("flax", "optax", "rich"):
@@ -67,24 +47,6 @@ def test_a_model_is_trained_without_its_logits():
     for theirs, ours in zip(plain.losses, lean.losses, strict=True):
         assert abs(ours - theirs) <= 1e-4 * theirs
     assert lean.losses[-1] < lean.losses[0] - 0.5
-
-
-@pytest.mark.parametrize("mistake", ["no mask", "NaN"])
-def test_flax_attention_notices(mistake, monkeypatch):
-    """Both modules pass arguments by the names that the function's signature has."""
-    pytest.importorskip("flax")
-    import jaxkernels.flax
-
-    right = jaxkernels.flax.dot_product_attention
-
-    @functools.wraps(right)
-    def wrong(*arguments, **options):
-        if mistake == "no mask":
-            return right(*arguments, **{**options, "mask": None})
-        return right(*arguments, **options) * float("nan")
-
-    monkeypatch.setattr(jaxkernels.flax, "dot_product_attention", wrong)
-    assert not any(layer.is_equal for layer in example("flax_attention").main(["--length", "16"]))
 
 
 # Both tests need the same two trainings, which take longer than any other test.

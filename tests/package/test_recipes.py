@@ -12,7 +12,7 @@ import jaxkernels as jk
 
 @pytest.fixture(autouse=True)
 def what_recipes_import():
-    for module in ("equinox", "flax", "matplotlib", "optax", "rich"):
+    for module in ("equinox", "flax", "optax", "rich"):
         pytest.importorskip(module)
 
 
@@ -56,10 +56,8 @@ def test_equinox_modules_run_our_softmax():
     assert own.operations == ["masked_softmax_fwd", "masked_softmax_grad"]
 
 
-def test_a_gaussian_process_needs_float32(tmp_path):
-    plot = tmp_path / "process.png"
-    arguments = ["--points", "200", "--steps", "30", "--plot", str(plot)]
-    ours, tf32 = example("gaussian_process").main(arguments)
+def test_a_gaussian_process_needs_float32():
+    ours, tf32 = example("gaussian_process").main(["--points", "200", "--steps", "30"])
     assert ours.steps == 30
     assert ours.likelihood_error < 1e-3
     assert ours.noise_needed <= 1e-4
@@ -71,7 +69,6 @@ def test_a_gaussian_process_needs_float32(tmp_path):
     assert tf32.eigenvalue < -1e-4
     assert tf32.deviation > 1.5 * ours.deviation
     assert tf32.kernel_error > 100 * ours.kernel_error
-    assert plot.stat().st_size > 10_000
 
 
 def test_a_vocabulary_in_parallel(cpu_devices):
@@ -107,14 +104,3 @@ def test_what_was_exported_is_served(tmp_path):
     assert result.platforms == ("cpu", "cuda")
     # Attention's softmax and the last one, for each platform that has kernels.
     assert result.kernels >= 2
-
-
-def test_einsum_in_float32():
-    findings = example("einsum_float32").main(["--size", "32"])
-    *float32, bfloat16 = findings
-    assert [finding.products for finding in float32] == [1, 2, 3, 1]
-    for finding in float32:
-        assert finding.our_error < 1e-6, finding
-    assert bfloat16.products == 0
-    assert bfloat16.is_equal
-    assert 1e-4 < bfloat16.our_error < 4e-3
