@@ -33,21 +33,19 @@ from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
 from jaxkernels._export import export_checks as export_checks
 from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from jaxkernels._linear_loss.cross_entropy import linear_token_log_probs as linear_token_log_probs
 from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan as LinearCrossEntropyPlan
 from jaxkernels._linear_loss.plan import plan_linear_cross_entropy as plan_linear_cross_entropy
-from jaxkernels._linear_loss.token_log_probs import (
-    linear_token_log_probs as linear_token_log_probs,
-)
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
 from jaxkernels._patch import patch_optax as patch_optax
 from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
+from jaxkernels._rows.cross_entropy import token_log_probs as token_log_probs
 from jaxkernels._rows.logsumexp import logsumexp as logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
 from jaxkernels._rows.plan import plan_softmax as plan_softmax
 from jaxkernels._rows.rms_norm import rms_norm as rms_norm
 from jaxkernels._rows.softmax import log_softmax as log_softmax
 from jaxkernels._rows.softmax import softmax as softmax
-from jaxkernels._rows.token_log_probs import token_log_probs as token_log_probs
 from jaxkernels._sgemm.default_algorithm import default_algorithm as default_algorithm
 from jaxkernels._sgemm.einsum import einsum as einsum
 from jaxkernels._sgemm.einsum import tensordot as tensordot

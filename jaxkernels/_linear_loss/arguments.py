@@ -27,30 +27,7 @@ def are_fit(
     return loss_arguments.are_fit(name, argument, ids, classes if fits else None, **options)
 
 
-def options_of(
-    name: str,
-    *,
-    trans_w: Any,
-    all_sums: bool,
-    logits_dtype: Any,
-    max_bytes: Any,
-    implementation: Any,
-) -> Options:
-    """The checked static parameters of a call."""
-    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    of_logits = plan.logits_dtype_name(logits_dtype)
-    validate.check_static(trans_w=trans_w, max_bytes=max_bytes)
-    return Options(
-        trans_w=bool(trans_w),
-        all_sums=all_sums,
-        logits_dtype=of_logits,
-        max_bytes=plan.as_bytes(name, max_bytes),
-        implementation=implementation,
-        algorithm=default_algorithm.current(),
-    )
-
-
-def operands(
+def checked(
     name: str,
     argument: str,
     x: Any,
@@ -61,13 +38,26 @@ def operands(
     logit_soft_cap: Any,
     temperature: Any,
     dtype: Any,
-    options: Options,
-) -> tuple[Arrays, jax.ShapeDtypeStruct]:
-    """The operands of `chunks` by name, and the logits' shape and dtype. A vector x becomes one row."""
+    *,
+    trans_w: Any,
+    all_sums: bool,
+    logits_dtype: Any,
+    max_bytes: Any,
+    implementation: Any,
+) -> tuple[Arrays, Options, jax.ShapeDtypeStruct]:
+    """The operands of `chunks` by name, the options, and the logits' shape and dtype.
+
+    A vector x becomes one row.
+    """
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    logits_dtype = plan.logits_dtype_name(logits_dtype)
+    validate.check_static(trans_w=trans_w, max_bytes=max_bytes)
+    max_bytes = plan.as_bytes(name, max_bytes)
+    algorithm = default_algorithm.current()
+    options = Options(bool(trans_w), all_sums, logits_dtype, max_bytes, implementation, algorithm)
     label = loss_arguments.as_labels(name, argument, ids)
     x, w = validate.as_array(name, "x", x), validate.as_array(name, "w", w)
     x, w = _of_one_dtype(name, x, w, dtype, label)
-    logits_dtype = options.logits_dtype
     if logits_dtype is not None and x.dtype == jnp.float64:
         raise ValueError(
             f"{name}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
@@ -110,7 +100,7 @@ def operands(
     scales = loss_arguments.scales_of_rows(name, logit_soft_cap, temperature, logits)
     if scales is not None:
         given["scales"] = scales
-    return given, logits
+    return given, options, logits
 
 
 def _of_one_dtype(

@@ -1,11 +1,11 @@
-"""Cross entropy of a linear layer, without storing the logits.
+"""linear_cross_entropy and linear_token_log_probs, which do not store the logits.
 
-Owns: the public function. Must not know: how its operands are checked, or how a chunk is computed.
+Owns: the public functions. Must not know: how its operands are checked, or how a chunk is computed.
 """
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,28 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels.typing import Dtype, Implementation, LogitsDtype, Reduction
 
-_NAME = "linear_cross_entropy"
+
+class _Options(TypedDict, total=False):
+    """Arguments of `linear_token_log_probs` that overloads share."""
+
+    bias: ArrayLike | None
+    trans_w: bool
+    where: ArrayLike | None
+    logit_soft_cap: ArrayLike | None
+    temperature: ArrayLike
+    dtype: Dtype | None
+    logits_dtype: LogitsDtype | None
+    max_bytes: int | None
+    implementation: Implementation | None
+
+
+class _LossOptions(_Options, total=False):
+    """Arguments of `linear_cross_entropy` that overloads share."""
+
+    weights: ArrayLike | None
+    label_smoothing: ArrayLike
+    z_loss: ArrayLike
+    reduction: Reduction
 
 
 @overload
@@ -26,21 +47,9 @@ def linear_cross_entropy(
     w: ArrayLike,
     labels: ArrayLike,
     *,
-    bias: ArrayLike | None = None,
-    trans_w: bool = False,
-    where: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
-    label_smoothing: ArrayLike = 0.0,
-    z_loss: ArrayLike = 0.0,
-    logit_soft_cap: ArrayLike | None = None,
-    temperature: ArrayLike = 1.0,
-    reduction: Reduction = "none",
     return_lse: Literal[False] = ...,
     return_entropy: Literal[False] = ...,
-    dtype: Dtype | None = None,
-    logits_dtype: LogitsDtype | None = None,
-    max_bytes: int | None = None,
-    implementation: Implementation | None = None,
+    **options: Unpack[_LossOptions],
 ) -> jax.Array: ...
 
 
@@ -50,21 +59,9 @@ def linear_cross_entropy(
     w: ArrayLike,
     labels: ArrayLike,
     *,
-    bias: ArrayLike | None = None,
-    trans_w: bool = False,
-    where: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
-    label_smoothing: ArrayLike = 0.0,
-    z_loss: ArrayLike = 0.0,
-    logit_soft_cap: ArrayLike | None = None,
-    temperature: ArrayLike = 1.0,
-    reduction: Reduction = "none",
-    return_lse: bool = False,
-    return_entropy: bool = False,
-    dtype: Dtype | None = None,
-    logits_dtype: LogitsDtype | None = None,
-    max_bytes: int | None = None,
-    implementation: Implementation | None = None,
+    return_lse: bool = ...,
+    return_entropy: bool = ...,
+    **options: Unpack[_LossOptions],
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
@@ -72,7 +69,7 @@ def linear_cross_entropy(
     *("x", "w", "labels", "bias", "where", "weights"),
     numbers=loss_arguments.NUMBERS,
     check=lambda x, w, labels, **options: arguments.are_fit(
-        _NAME, "labels", x, w, labels, **options
+        "linear_cross_entropy", "labels", x, w, labels, **options
     ),
 )
 def linear_cross_entropy(
@@ -180,21 +177,19 @@ def linear_cross_entropy(
     validate.check_static(
         reduction=reduction, return_lse=return_lse, return_entropy=return_entropy, dtype=dtype
     )
-    loss_arguments.check_loss_options(_NAME, reduction, label_smoothing, z_loss)
+    name = "linear_cross_entropy"
+    loss_arguments.check_loss_options(name, reduction, label_smoothing, z_loss)
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
-    options = arguments.options_of(
-        _NAME,
+    given, options, logits = arguments.checked(
+        *(name, "labels", x, w, labels, bias, where, logit_soft_cap, temperature, dtype),
         trans_w=trans_w,
         all_sums=smooths or bool(return_entropy),
         logits_dtype=logits_dtype,
         max_bytes=max_bytes,
         implementation=implementation,
     )
-    given, logits = arguments.operands(
-        *(_NAME, "labels", x, w, labels, bias, where, logit_soft_cap, temperature, dtype, options)
-    )
     label = given["label"]
-    weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
+    weight = loss_arguments.weights_of_rows(name, weights, label >= 0, logits)
     numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1
@@ -207,3 +202,121 @@ def linear_cross_entropy(
     results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
     results = [jnp.squeeze(y, 0) if is_vector and y.ndim else y for y in results]
     return results[0] if alone else tuple(results)
+
+
+@overload
+def linear_token_log_probs(
+    x: ArrayLike,
+    w: ArrayLike,
+    ids: ArrayLike,
+    *,
+    return_entropy: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> jax.Array: ...
+
+
+@overload
+def linear_token_log_probs(
+    x: ArrayLike,
+    w: ArrayLike,
+    ids: ArrayLike,
+    *,
+    return_entropy: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def linear_token_log_probs(
+    x: ArrayLike, w: ArrayLike, ids: ArrayLike, *, return_entropy: bool, **options: Unpack[_Options]
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+@eager.jit_when_eager(
+    *("x", "w", "ids", "bias", "where"),
+    numbers=loss_arguments.NUMBERS,
+    check=lambda x, w, ids, **options: arguments.are_fit(
+        "linear_token_log_probs", "ids", x, w, ids, **options
+    ),
+)
+def linear_token_log_probs(
+    x: ArrayLike,
+    w: ArrayLike,
+    ids: ArrayLike,
+    *,
+    bias: ArrayLike | None = None,
+    trans_w: bool = False,
+    where: ArrayLike | None = None,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    return_entropy: bool = False,
+    dtype: Dtype | None = None,
+    logits_dtype: LogitsDtype | None = None,
+    max_bytes: int | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    r"""Log-probabilities of tokens for `logits = x @ w + bias`, computed in chunks of rows.
+
+    Reinforcement learning of language models needs these, and the entropies. As in
+    `linear_cross_entropy`, only the logits of a chunk are stored. Reverse mode accepts any cotangents, so
+    it computes the logits of a chunk again: four products in all. Works with jit, vmap, scan, remat,
+    shard_map and derivatives of every order and mode.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> x, w = jnp.ones((3, 2)), jnp.zeros((2, 4))
+        >>> log_probs, entropy = jk.linear_token_log_probs(
+        ...     x, w, jnp.array([0, 3, -1]), return_entropy=True
+        ... )
+        >>> print(log_probs, entropy)  # -log 4 and log 4; the last row is left out
+        [-1.3862944 -1.3862944  0.       ] [1.3862944 1.3862944 0.       ]
+
+    Args:
+        x: as for `linear_cross_entropy`, of shape (..., H).
+        w: as for `linear_cross_entropy`, of shape (H, V), or (V, H) with `trans_w`.
+        ids: the token of each row: integers of any dtype, of shape (...) or with sizes of 1, or one
+            number. A negative id leaves its row out: its log-probability, its entropy and their
+            gradients are 0, whatever x is.
+        bias: as for `linear_cross_entropy`.
+        trans_w: as for `linear_cross_entropy`.
+        where: as for `linear_cross_entropy`. A hidden token has the log-probability -inf.
+        logit_soft_cap: as for `cross_entropy`.
+        temperature: as for `linear_cross_entropy`.
+        return_entropy: also returns the entropy of the softmax of each row.
+        dtype: as for `linear_cross_entropy`.
+        logits_dtype: as for `linear_cross_entropy`.
+        max_bytes: as for `linear_cross_entropy`. The forward pass needs the memory of a plan with
+            `w_is_constant`.
+        implementation: as for `linear_cross_entropy`.
+
+    Returns:
+        The log-probabilities, of shape (...); float32, or float64 of float64. With `return_entropy` a pair
+        of such arrays: the log-probabilities and the entropies.
+
+    Raises:
+        TypeError: as `linear_cross_entropy`.
+        ValueError: as `linear_cross_entropy`.
+        NotImplementedError: as `linear_cross_entropy`.
+
+    Notes:
+        The notes of `linear_cross_entropy` with the reduction "none" apply.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+    """
+    validate.check_static(return_entropy=return_entropy, dtype=dtype)
+    name = "linear_token_log_probs"
+    given, options, _ = arguments.checked(
+        *(name, "ids", x, w, ids, bias, where, logit_soft_cap, temperature, dtype),
+        trans_w=trans_w,
+        all_sums=bool(return_entropy),
+        logits_dtype=logits_dtype,
+        max_bytes=max_bytes,
+        implementation=implementation,
+    )
+    measures, _ = primitive.measures(given, options)
+    # Excluded rows become 0, even if they hold NaN.
+    shown = jnp.where(given["label"] >= 0, measures, 0)
+    shown = shown if jnp.ndim(x) > 1 else shown[0]
+    log_probs = 0 - shown[..., 0]  # 0 - 0 is 0; negation would give -0
+    return (log_probs, shown[..., 2]) if return_entropy else log_probs

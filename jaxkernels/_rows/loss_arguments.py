@@ -95,8 +95,10 @@ def rows_of_logits(
     mask = None
     if where is not None:
         mask = validate.as_mask(name, "where", where)
+        hides_rows = mask.shape == (*x.shape[:at], *x.shape[at + 1 :])
+        hint = ": where hides classes. To leave rows out, give them a negative label"
         if mask.ndim > 0:
-            _check_fits_logits(name, "where", mask, x.shape, at)
+            _check_fits_logits(name, "where", mask, x.shape, at, hint if hides_rows else "")
         mask = _moved_last(mask, x.ndim, at)
     x = last_axis.moved_last(x, (at,))
     scales = scales_of_rows(name, soft_cap, temperature, x)
@@ -110,25 +112,22 @@ def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:
     return last_axis.moved_last(whole, (axis,))
 
 
-def check_fits(name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...]) -> None:
+def check_fits(
+    name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...], advice: str = ""
+) -> None:
     """Raises ValueError unless an array has the rank of `shape`, and in each dimension its size or 1."""
     if not validate.fits(array.shape, shape):
-        advice = validate.reshapes(argument, array.shape, shape) or ": sizes must be equal, or 1"
+        advice = advice or validate.reshapes(argument, array.shape, shape)
+        advice = advice or ": sizes must be equal, or 1"
         raise ValueError(f"{name}: {argument} has shape {array.shape}, {to} {shape}{advice}")
 
 
 def _check_fits_logits(
-    name: str, argument: str, array: jax.Array, shape: tuple[int, ...], axis: int
+    name: str, argument: str, array: jax.Array, shape: tuple[int, ...], axis: int, advice: str = ""
 ) -> None:
     """As `check_fits` for per-class arrays, which may also have the shape (V,) if classes are last."""
-    is_row = axis == len(shape) - 1 and validate.fits(array.shape, shape[-1:])
-    if argument == "where" and not is_row and array.shape == (*shape[:axis], *shape[axis + 1 :]):
-        raise ValueError(
-            f"{name}: where has shape {array.shape}, logits have {shape}: where hides classes. To leave "
-            "rows out, give them a negative label"
-        )
-    if not is_row:
-        check_fits(name, argument, array, "logits have", shape)
+    if axis != len(shape) - 1 or not validate.fits(array.shape, shape[-1:]):
+        check_fits(name, argument, array, "logits have", shape, advice)
 
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
@@ -149,22 +148,13 @@ def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax
     return jnp.concatenate([array.astype(compute_dtype(x)) for array in arrays], axis=-1)
 
 
-def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array:
+def _of_rows(name: str, argument: str, array: jax.Array, x: Logits, advice: str = "") -> jax.Array:
     """Broadcasts a scalar or per-row array to the rows of x, with a last dimension of 1."""
     rows = x.shape[:-1]
     if array.ndim > 0:
         is_given = isinstance(x, jax.Array)
         to = "logits without axis have" if is_given else "x without its last axis has"
-        if (
-            argument == "weights"
-            and array.shape == x.shape[-1:]
-            and not validate.fits(array.shape, rows)
-        ):
-            raise ValueError(
-                f"{name}: weights has shape {array.shape}, {to} {rows}. For a weight of each class write "
-                "weights[labels]"
-            )
-        check_fits(name, argument, array, to, rows)
+        check_fits(name, argument, array, to, rows, advice)
     return jnp.expand_dims(jnp.broadcast_to(array, rows), -1)
 
 
@@ -280,4 +270,6 @@ def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: Logits) -
     if weights is None:
         return is_counted.astype(wide)
     given = validate.as_array(name, "weights", weights)
-    return jnp.where(is_counted, _of_rows(name, "weights", given, x).astype(wide), 0)
+    is_of_classes = given.shape == x.shape[-1:]
+    advice = ". For a weight of each class write weights[labels]" if is_of_classes else ""
+    return jnp.where(is_counted, _of_rows(name, "weights", given, x, advice).astype(wide), 0)
