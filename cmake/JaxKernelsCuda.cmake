@@ -13,8 +13,7 @@ list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/core/function_attrib
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/handlers.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/launch.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/read_call.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/pipelined/tensor_map.cc)
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers.cc)
 
 # nvcc gets two threads: a build machine has at least two cores, and "0" is not understood in every
 # spelling. Kernels of releases are compressed to the smallest size. In other builds they take a

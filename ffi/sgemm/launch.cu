@@ -2,13 +2,39 @@
 
 #include "core/ceil_div.h"
 #include "core/launch_kernel.h"
+#include "sgemm/epilogue.cuh"
 #include "sgemm/launch.h"
-#include "sgemm/reduce_splits.cuh"
 
 namespace jaxkernels {
+
+constexpr int kReduceThreads = 128;
+
+// ReduceSplits computes out = alpha * (partial[0] + partial[1] + ...) + beta * C, always in this
+// order. A thread adds kPack neighbouring elements of all splits. Every sum is read once, from the
+// L2, where the blocks of the splits have just written it. `elements`: of one split; a multiple of
+// kPack. With zero splits (k = 0) the result is beta * C.
+template <int kPack>
+__global__ void __launch_bounds__(kReduceThreads)
+    ReduceSplits(const __grid_constant__ SgemmArgs args, int64_t elements, int splits) {
+  struct alignas(kPack * sizeof(float)) Pack {
+    float v[kPack];
+  };
+  const int64_t index = (int64_t{blockIdx.x} * kReduceThreads + threadIdx.x) * kPack;
+  if (index >= elements) return;
+  Pack sum = {};
+#pragma unroll 8
+  for (int split = 0; split < splits; ++split) {
+    const Pack term = *reinterpret_cast<const Pack*>(args.partial + split * elements + index);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) sum.v[i] += term.v[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kPack; ++i)
+    args.out[index + i] = LinearCombinationAt(args.alpha, sum.v[i], args.beta, args.c + index + i);
+}
+
 namespace {
 
-// LaunchReduceSplits computes out = alpha * (sum of the splits) + beta * C.
 cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
   const auto kernel = plan.reduce_pack == 4 ? ReduceSplits<4> : ReduceSplits<1>;
   const int64_t elements = args.m * args.n * args.batch.Count();

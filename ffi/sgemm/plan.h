@@ -1,6 +1,5 @@
-// The policy of the matrix product: (problem, device limits) -> plan. All launch rules are in
-// plan.cc and in the files it calls: rung_choice.cc, tile_choice.cc, and plan.cc of `thin` and of
-// `tensor`.
+// The policy of the matrix product: (problem, device limits) -> plan. plan.cc chooses the rung;
+// plan.cc of pipelined/, thin/ and tensor/ have the launch rules of those rungs (rung_plans.h).
 //
 // Owns: the rung of the ladder, its tile, the split of k and the grid. A plan is a plain value that
 // can be compared and printed. Making one needs no GPU. Must not know: CUDA, XLA, Python.
@@ -17,15 +16,34 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <tuple>
 
 #include "core/device_limits.h"
 #include "core/fields.h"
 #include "sgemm/problem.h"
-#include "sgemm/rung_choice.h"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
+
+// The rungs of the ladder. kAuto lets the policy choose.
+enum class Algorithm {
+  kAuto,
+  kNaive,
+  kBlockTile,
+  kThreadTile,
+  kWarpTile,
+  kSplitTile,
+  kPipelined,
+  kThin,
+  kTensor,
+};
+
+inline constexpr std::string_view kAlgorithmNames[] = {
+    "auto",       "naive",     "block_tile", "thread_tile", "warp_tile",
+    "split_tile", "pipelined", "thin",       "tensor",
+};
+constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;

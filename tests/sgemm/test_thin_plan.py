@@ -211,7 +211,7 @@ def test_tiles_of_32_columns_for_somewhat_more_than_multiples_of_64():
 
 
 def test_where_it_pays():
-    """By times of an H200, see ffi/sgemm/rung_choice.cc and thin/plan.cc."""
+    """By times of an H200, see pipelined/plan.cc and thin/plan.cc in ffi/sgemm."""
 
     def rung(*sizes, **options):
         return jk.plan_sgemm(*sizes, device="h200", **options).algorithm

@@ -11,7 +11,7 @@
 #define JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
 
 #include "sgemm/args.cuh"
-#include "sgemm/pipelined/tensor_map.h"
+#include "sgemm/pipelined/stages.cuh"
 
 namespace jaxkernels {
 

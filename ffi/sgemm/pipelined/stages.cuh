@@ -20,10 +20,12 @@
 
 #include "sgemm/args.cuh"
 #include "sgemm/pipelined/async_copy.cuh"
-#include "sgemm/pipelined/tensor_map.h"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
+
+// k of one box of a K-major operand: a line of the box fills 128 bytes of shared memory.
+inline constexpr int kBoxDepth = 32;
 
 // OperandWindow is the part of an operand that a block works on.
 struct OperandWindow {

@@ -1,10 +1,8 @@
 #include "core/launch_kernel.h"
 #include "sgemm/launch.h"
 #include "sgemm/rungs/block_tile.cuh"
+#include "sgemm/rungs/layouts.cuh"
 #include "sgemm/rungs/naive.cuh"
-#include "sgemm/rungs/split_tile.cuh"
-#include "sgemm/rungs/thread_tile.cuh"
-#include "sgemm/rungs/warp_tile.cuh"
 
 namespace jaxkernels {
 namespace {

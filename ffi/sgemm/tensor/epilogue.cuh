@@ -16,7 +16,7 @@
 
 namespace jaxkernels {
 
-// TensorEpilogue holds a thread's elements of a tile, in the layout of wgmma.cuh: rows `row` and
+// TensorEpilogue holds a thread's elements of a tile, in the layout of mainloop.cuh: rows `row` and
 // `row` + 8, pairs of columns from `column` on. Bit i of a mask belongs to sums[i]. A thread has
 // all 64 sums of a multiplying thread, or some of them (FinishParts).
 template <int kSums>

@@ -4,8 +4,8 @@
 //
 // An operand becomes packed tiles, in the order [matrix][tile of lines][step of k]. A packed tile
 // is a stage of one operand in shared memory: the high parts of 128 lines x 64 k, then the low
-// parts, in the layout of wgmma.cuh. A line is a row of op(A) or a column of op(B). Elements beyond
-// the operand are zero.
+// parts, in the layout of mainloop.cuh. A line is a row of op(A) or a column of op(B). Elements
+// beyond the operand are zero.
 #ifndef JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
 #define JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
 

@@ -1,9 +1,8 @@
-#include "sgemm/tensor/plan.h"
-
+// The limits of the rung `tensor`, its split of k, its cost model and its plan.
 #include <algorithm>
 
 #include "core/ceil_div.h"
-#include "sgemm/tile_choice.h"
+#include "sgemm/rung_plans.h"
 
 namespace jaxkernels {
 namespace {

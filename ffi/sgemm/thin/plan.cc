@@ -1,10 +1,9 @@
-#include "sgemm/thin/plan.h"
-
+// How the rung `thin` cuts a product, and its cost model.
 #include <algorithm>
 #include <utility>
 
 #include "core/ceil_div.h"
-#include "sgemm/tile_choice.h"
+#include "sgemm/rung_plans.h"
 
 namespace jaxkernels {
 namespace {
