@@ -4,7 +4,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 
-#include "core/api_version.h"
 #include "core/registrations.h"
 #include "xla/ffi/api/ffi.h"
 

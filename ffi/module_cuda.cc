@@ -10,7 +10,6 @@
 #include <string>
 #include <tuple>
 
-#include "core/api_version.h"
 #include "core/device_query.h"
 #include "core/registrations.h"
 #include "xla/ffi/api/ffi.h"

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 
 #include <initializer_list>
+#include <utility>
 
 #include "core/guard.h"
 #include "xla/ffi/api/c_api.h"
@@ -32,6 +33,10 @@ class Target {
   const char* name_;
   XLA_FFI_Handler* handler_;
 };
+
+// The version of the XLA FFI headers that the module is compiled with. Python refuses a module
+// built for a newer jaxlib than the running one.
+inline std::pair<int, int> FfiApiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
 inline nanobind::dict RegistrationsOf(std::initializer_list<Target> targets) {
   nanobind::dict capsules;

@@ -1,7 +1,6 @@
 #include "rows/plan.h"
 
 #include "rows/long_row_rules.h"
-#include "rows/occupancy.h"
 #include "rows/tier_plans.h"
 
 namespace jaxkernels {

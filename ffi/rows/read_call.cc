@@ -51,16 +51,27 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   return ffi::Error::Success();
 }
 
-// Whether an array has `count` numbers per row of an array of shape `full`.
-bool IsPerRow(const ffi::AnyBuffer::Dimensions& dims, const ffi::AnyBuffer::Dimensions& full,
-              int count) {
-  bool fits = dims.size() == full.size() && dims.back() == count;
-  for (std::size_t i = 0; fits && i + 1 < full.size(); ++i) fits = dims[i] == full[i];
-  return fits;
+ffi::Error WrongDType(const OperationTraits& traits, const NamedBuffer& operand,
+                      const std::string& expected) {
+  return MismatchError(traits.name, operand.name, "dtype", expected,
+                       DTypeName(operand.buffer.element_type()));
+}
+ffi::Error WrongShape(const OperationTraits& traits, const NamedBuffer& operand,
+                      const std::string& expected) {
+  return MismatchError(traits.name, operand.name, "shape", expected,
+                       ShapeText(operand.buffer.dimensions()));
 }
 
-std::string PerRowText(const ffi::AnyBuffer::Dimensions& full, int count) {
-  return ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension";
+// Checks that an operand has `count` numbers per row of `x`.
+ffi::Error CheckPerRow(const OperationTraits& traits, const NamedBuffer& operand, int count,
+                       const NamedBuffer& x) {
+  const ffi::AnyBuffer::Dimensions dims = operand.buffer.dimensions(), full = x.buffer.dimensions();
+  bool fits = dims.size() == full.size() && dims.back() == count;
+  for (std::size_t i = 0; fits && i + 1 < full.size(); ++i) fits = dims[i] == full[i];
+  if (fits) return ffi::Error::Success();
+  return WrongShape(
+      traits, operand,
+      ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension");
 }
 
 // Reads whether an operand has the compute type of `x` instead of its dtype.
@@ -69,8 +80,7 @@ ffi::Error ReadWidth(const OperationTraits& traits, const NamedBuffer& operand,
   const ffi::DataType of_x = x.buffer.element_type(), got = operand.buffer.element_type();
   *wide = of_x != ffi::DataType::F64 && got == ffi::DataType::F32;
   if (got == of_x || *wide) return ffi::Error::Success();
-  return MismatchError(traits.name, operand.name, "dtype", DTypeName(of_x) + " or float32",
-                       DTypeName(got));
+  return WrongDType(traits, operand, DTypeName(of_x) + " or float32");
 }
 
 // Rejects rows whose columns 32 bits cannot count.
@@ -83,15 +93,10 @@ ffi::Error CheckCounts(const OperationTraits& traits, const NamedBuffer& x) {
 // Reads `count` scalars per row of `x`, in its dtype or compute type.
 ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars, int count,
                           const NamedBuffer& x, RowScalars* read) {
-  const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
   bool wide;
   if (ffi::Error error = ReadWidth(traits, scalars, x, &wide); error.failure()) return error;
-  if (!IsPerRow(scalars.buffer.dimensions(), full, count)) {
-    return MismatchError(traits.name, scalars.name, "shape", PerRowText(full, count),
-                         ShapeText(scalars.buffer.dimensions()));
-  }
   *read = {scalars.buffer.untyped_data(), wide};
-  return ffi::Error::Success();
+  return CheckPerRow(traits, scalars, count, x);
 }
 
 // Reads one number per column of `x`, in its dtype or compute type.
@@ -102,8 +107,7 @@ ffi::Error ReadColumn(const OperationTraits& traits, const NamedBuffer& column,
   bool wide;
   if (ffi::Error error = ReadWidth(traits, column, x, &wide); error.failure()) return error;
   if (dims.size() != 1 || dims[0] != cols) {
-    return MismatchError(traits.name, column.name, "shape", "(" + std::to_string(cols) + ",)",
-                         ShapeText(dims));
+    return WrongShape(traits, column, "(" + std::to_string(cols) + ",)");
   }
   *read = {column.buffer.untyped_data(), wide};
   return CheckCounts(traits, x);
@@ -112,17 +116,12 @@ ffi::Error ReadColumn(const OperationTraits& traits, const NamedBuffer& column,
 // Reads one label per row of `x`. Columns are counted in 32 bits.
 ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
                       const NamedBuffer& x, RowCall* call) {
-  const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
   if (labels.buffer.element_type() != ffi::DataType::S32) {
-    return MismatchError(traits.name, labels.name, "dtype", "int32",
-                         DTypeName(labels.buffer.element_type()));
-  }
-  if (!IsPerRow(labels.buffer.dimensions(), full, 1)) {
-    return MismatchError(traits.name, labels.name, "shape", PerRowText(full, 1),
-                         ShapeText(labels.buffer.dimensions()));
+    return WrongDType(traits, labels, "int32");
   }
   call->labels = static_cast<const int32_t*>(labels.buffer.untyped_data());
-  return CheckCounts(traits, x);
+  ffi::Error error = CheckPerRow(traits, labels, 1, x);
+  return error.failure() ? error : CheckCounts(traits, x);
 }
 
 // Reads the temperature, and the soft cap, of each row of `x`.
@@ -134,32 +133,21 @@ ffi::Error ReadScales(const OperationTraits& traits, const NamedBuffer& scales,
   ffi::Error error = ReadRowScalars(traits, scales, count, x, &read);
   if (error.failure()) return error;
   if (!read.wide && IsHalf(call->dtype)) {
-    return MismatchError(traits.name, scales.name, "dtype", "float32",
-                         DTypeName(scales.buffer.element_type()));
+    return WrongDType(traits, scales, "float32");
   }
   call->scales = {read.data, count};
   return error;
 }
 
-// Checks {maximum, sums} of every row of `x`, in its compute type.
-ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& statistics,
-                           const NamedBuffer& x) {
-  const ffi::AnyBuffer::Dimensions dims = statistics.dimensions(), full = x.buffer.dimensions();
-  const bool is_double = x.buffer.element_type() == ffi::DataType::F64;
-  if (statistics.element_type() != (is_double ? ffi::DataType::F64 : ffi::DataType::F32)) {
-    return MismatchError(traits.name, "the statistics", "dtype", is_double ? "float64" : "float32",
-                         DTypeName(statistics.element_type()));
-  }
-  const int size = 1 + SumsOf(traits, *ToDType(x.buffer.element_type()));
-  if (IsPerRow(dims, full, size)) return ffi::Error::Success();
-  return MismatchError(traits.name, "the statistics", "shape", PerRowText(full, size),
-                       ShapeText(dims));
-}
-
-// Rejects rows without columns: they have no statistics.
-ffi::Error CheckHasColumns(const OperationTraits& traits, const NamedBuffer& x) {
-  if (x.buffer.dimensions().back() > 0) return ffi::Error::Success();
-  return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
+// Reads {maximum, sums} of every row of `x`, in its compute type.
+ffi::Error ReadStatisticsOf(const OperationTraits& traits, const ffi::AnyBuffer& buffer,
+                            const NamedBuffer& x, RowCall* call) {
+  const NamedBuffer statistics = {"the statistics", buffer};
+  const ffi::DataType wanted =
+      call->dtype == DType::kFloat64 ? ffi::DataType::F64 : ffi::DataType::F32;
+  if (buffer.element_type() != wanted) return WrongDType(traits, statistics, DTypeName(wanted));
+  call->statistics = buffer.untyped_data();
+  return CheckPerRow(traits, statistics, 1 + SumsOf(traits, call->dtype), x);
 }
 
 // Whether the result has a dtype other than that of `x` which the operation allows.
@@ -190,17 +178,15 @@ ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& o
   bool fits = dims.size() == full.size() && dims.back() == full.back();
   for (std::size_t i = 0; fits && i < full.size(); ++i) fits = dims[i] == full[i] || dims[i] == 1;
   if (!fits) {
-    return MismatchError(traits.name, operand.name, "shape",
-                         ShapeText(full) + ", or 1 in place of a dimension but the last",
-                         ShapeText(dims));
+    return WrongShape(traits, operand,
+                      ShapeText(full) + ", or 1 in place of a dimension but the last");
   }
   if (MakeBroadcastRows(full.begin(), dims.begin(), full.size() - 1, rows)) {
     return ffi::Error::Success();
   }
-  return MismatchError(traits.name, operand.name, "shape",
-                       "dimensions that broadcast and do not by turns at most " +
-                           std::to_string(BroadcastRows::kMaxDims) + " times",
-                       ShapeText(dims));
+  return WrongShape(traits, operand,
+                    "dimensions that broadcast and do not by turns at most " +
+                        std::to_string(BroadcastRows::kMaxDims) + " times");
 }
 
 // Reads scale and band. Scores are matrices of rows; indices are compared in 32 bits.
@@ -214,8 +200,7 @@ ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& 
   }
   const int64_t q = dims[dims.size() - 2], k = dims.back();
   if (k > kMost || (attributes.HasBand() && q > kMost)) {
-    return MismatchError(traits.name, scores.name, "shape",
-                         "columns, and rows that a band counts, fewer than 2^30", ShapeText(dims));
+    return WrongShape(traits, scores, "columns, and rows that a band counts, fewer than 2^30");
   }
   const auto bound = [&](int64_t distance) {
     const int64_t from_first = distance + (attributes.from_end ? k - q : 0);
@@ -231,8 +216,7 @@ ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& 
 ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
                     const ffi::AnyBuffer& scores, MaskedRows* rows) {
   if (mask.buffer.element_type() != ffi::DataType::PRED) {
-    return MismatchError(traits.name, mask.name, "dtype", "bool",
-                         DTypeName(mask.buffer.element_type()));
+    return WrongDType(traits, mask, "bool");
   }
   rows->mask = static_cast<const uint8_t*>(mask.buffer.untyped_data());
   return ReadBroadcastRows(traits, mask, scores, &rows->mask_rows);
@@ -241,11 +225,9 @@ ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
 // Reads a bias, which has the dtype of the scores.
 ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
                     const NamedBuffer& scores, MaskedRows* rows) {
-  const ffi::DataType wanted = scores.buffer.element_type(), got = bias.buffer.element_type();
-  if (got != wanted) {
-    return MismatchError(traits.name, bias.name, "dtype",
-                         DTypeName(wanted) + " as " + std::string(scores.name) + " has",
-                         DTypeName(got));
+  const ffi::DataType wanted = scores.buffer.element_type();
+  if (bias.buffer.element_type() != wanted) {
+    return WrongDType(traits, bias, DTypeName(wanted) + " as " + std::string(scores.name) + " has");
   }
   return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
 }
@@ -316,14 +298,15 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   call->part = part;
   call->dtype = call->result_dtype = *ToDType(x.buffer.element_type());
   call->arrays = {{x.buffer.untyped_data(), nullptr}, nullptr, shape.rows, shape.cols};
-  if (statistics != nullptr || traits.Stores() > 0) error = CheckHasColumns(traits, x);
+  if ((statistics != nullptr || traits.Stores() > 0) && shape.cols == 0) {  // no statistics
+    error = MismatchError(traits.name, x.name, "columns", "1 or more", "0");
+  }
   const OperandSpec* result = traits.results.begin();
   for (const std::optional<ffi::AnyBuffer>& buffer : results) {
     if (error.success() && buffer) error = ReadResult(traits, *result++, *buffer, x, call);
   }
   if (error.success() && statistics != nullptr) {
-    call->statistics = statistics->untyped_data();
-    error = CheckStatistics(traits, *statistics, x);
+    error = ReadStatisticsOf(traits, *statistics, x, call);
   }
   if (error.success() && traits.hides) {
     error = ReadScaleAndBand(traits, attributes, x, &call->attention);

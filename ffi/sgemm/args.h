@@ -8,12 +8,12 @@
 
 namespace jaxkernels {
 
-// TileMarks selects the 128 x 128 tiles of C that a launch computes. `marks` is indexed
+// TileSelection selects the 128 x 128 tiles of C that a launch computes. `flags` is indexed
 // [batch member][tile_m][tile_n]; nonzero means compute. If a batch member has more than `most`
-// marked tiles, all its tiles are computed.
-struct TileMarks {
-  const uint32_t* marks;  // null: all tiles are computed
-  const uint32_t* count;  // marked tiles of each batch member
+// flagged tiles, all its tiles are computed.
+struct TileSelection {
+  const uint32_t* flags;  // null: all tiles are computed
+  const uint32_t* count;  // flagged tiles of each batch member
   uint32_t most;
 };
 
@@ -35,7 +35,7 @@ struct SgemmArgs {
   // bytes). `thin`: the plan also wants packs to be stored.
   bool aligned_c;
   bool a_k_major, b_k_major;  // layout of the operand: K-major, else MN-major
-  TileMarks selected;
+  TileSelection selected;
 };
 
 }  // namespace jaxkernels

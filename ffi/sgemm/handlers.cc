@@ -25,30 +25,14 @@ ffi::Error Explain(const std::string& problem) {
   return ffi::Error::InvalidArgument("sgemm: " + problem);
 }
 
-ffi::Error Unavailable(const std::string& problem) {
-  return ffi::Error(ffi::ErrorCode::kUnavailable, "sgemm: " + problem);
-}
-
 std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
   return {buffer.dimensions().begin(), buffer.dimensions().end()};
 }
 
-ffi::Error CheckFloat32(const NamedBuffer& operand) {
-  const ffi::DataType type = operand.buffer.element_type();
-  if (type == ffi::DataType::F32) return ffi::Error::Success();
-  return MismatchError("sgemm", operand.name, "dtype", "float32", DTypeName(type));
-}
-
-ffi::Error CheckShape(const NamedBuffer& operand, const std::vector<int64_t>& expected) {
-  const std::vector<int64_t> shape = ShapeOf(operand.buffer);
-  if (shape == expected) return ffi::Error::Success();
-  return MismatchError("sgemm", operand.name, "shape", ShapeText(expected), ShapeText(shape));
-}
-
 bool IsAligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-// SgemmCall is a parsed call. ReadCall sets the pointers of `args`, alpha and beta; LaunchCall sets
-// the rest.
+// SgemmCall is a parsed call. ReadCall sets the pointers of `args`, alpha and beta; Run sets the
+// rest.
 struct SgemmCall {
   SgemmProblem problem;
   Algorithm algorithm;
@@ -101,7 +85,9 @@ ffi::Error ReadCall(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
     return Explain("beta is not zero, but there is no c");
   }
   for (const NamedBuffer& buffer : buffers) {
-    if (ffi::Error error = CheckFloat32(buffer); error.failure()) return error;
+    const ffi::DataType type = buffer.buffer.element_type();
+    if (type == ffi::DataType::F32) continue;
+    return MismatchError("sgemm", buffer.name, "dtype", "float32", DTypeName(type));
   }
   SgemmProblem& problem = call->problem;
   std::vector<int64_t> shape;
@@ -111,7 +97,9 @@ ffi::Error ReadCall(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
     return error;
   }
   for (std::size_t i = with_result_shape; i < buffers.size(); ++i) {
-    if (ffi::Error error = CheckShape(buffers[i], shape); error.failure()) return error;
+    const std::vector<int64_t> got = ShapeOf(buffers[i].buffer);
+    if (got == shape) continue;
+    return MismatchError("sgemm", buffers[i].name, "shape", ShapeText(shape), ShapeText(got));
   }
   if (!ParseName(algorithm, &call->algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm) + "'");
@@ -135,26 +123,23 @@ ffi::Error ReadCall(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
   return ffi::Error::Success();
 }
 
-ffi::Error PlanCall(const SgemmCall& call, int32_t ordinal, SgemmPlanResult* planned) {
+ffi::Error Run(cudaStream_t stream, int32_t ordinal, const SgemmCall& call) {
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
-  if (found.limits == nullptr) return Unavailable(found.error);
-  *planned = PlanSgemm(call.problem, *found.limits, call.algorithm, call.split_k);
-  if (!planned->error.empty()) return Explain(planned->error);
-  const SgemmPlan& plan = planned->plan;
-  if (plan.algorithm == Algorithm::kTensor && !IsAligned(call.args.partial)) {
+  if (found.limits == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kUnavailable, "sgemm: " + found.error);
+  }
+  const SgemmProblem& problem = call.problem;
+  const SgemmPlanResult planned = PlanSgemm(problem, *found.limits, call.algorithm, call.split_k);
+  if (!planned.error.empty()) return Explain(planned.error);
+  const SgemmPlan& plan = planned.plan;
+  SgemmArgs args = call.args;
+  if (plan.algorithm == Algorithm::kTensor && !IsAligned(args.partial)) {
     return Explain("the scratch does not begin at a multiple of 16 bytes");
   }
   if (call.scratch_elements < plan.partial_elements) {
     return Explain("the scratch has " + std::to_string(call.scratch_elements) +
                    " elements, the plan needs " + std::to_string(plan.partial_elements));
   }
-  return ffi::Error::Success();
-}
-
-ffi::Error LaunchCall(const SgemmCall& call, const SgemmPlanResult& planned, cudaStream_t stream) {
-  const SgemmProblem& problem = call.problem;
-  const SgemmPlan& plan = planned.plan;
-  SgemmArgs args = call.args;
   args.m = problem.m;
   args.n = problem.n;
   args.k = problem.k;
@@ -172,12 +157,6 @@ ffi::Error LaunchCall(const SgemmCall& call, const SgemmPlanResult& planned, cud
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal("sgemm: the launch of " + TextOf(plan) +
                               " failed: " + cudaGetErrorString(status));
-}
-
-ffi::Error Run(cudaStream_t stream, int32_t ordinal, const SgemmCall& call) {
-  SgemmPlanResult planned;
-  ffi::Error error = PlanCall(call, ordinal, &planned);
-  return error.failure() ? error : LaunchCall(call, planned, stream);
 }
 
 // `arguments` are the operands, results and attributes bound below, in the order of ReadCall's

@@ -27,7 +27,7 @@ cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_
 
 // LaunchTensor computes all tiles but the flagged ones, and returns those in `flagged`. With
 // split-k it computes all tiles.
-cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileMarks* flagged,
+cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileSelection* flagged,
                          cudaStream_t stream);
 
 }  // namespace jaxkernels

@@ -69,7 +69,7 @@ struct SgemmPlan {
   int64_t partial_elements = 0;   // float32 elements of scratch: split-k sums, or split operands
   int64_t groups = 1;             // tensor: batch groups, in sequence; the last may be smaller
   bool compensated = false;       // tensor: adds the rounding errors of the sums at the end
-  int64_t most_marked_tiles = 0;  // tensor: with more, all tiles of a product are recomputed
+  int64_t max_flagged_tiles = 0;  // tensor: with more, all tiles of a product are recomputed
   int64_t probe_tiles = 0;        // tensor: tiles computed before testing for that; 0: never
   int pad_a = 0, pad_b = 0;       // padding elements after every stored row
   int pack_a = 1, pack_b = 1;     // elements per load; unused by kTma
@@ -98,7 +98,7 @@ struct SgemmPlan {
         Field("partial_elements", self.partial_elements),
         Field("groups", self.groups, self.algorithm == Algorithm::kTensor),
         Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
-        Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),
+        Field("most_marked_tiles", self.max_flagged_tiles, self.algorithm == Algorithm::kTensor),
         Field("tiles_before_look", self.probe_tiles, self.algorithm == Algorithm::kTensor),
         Field("pad_a", self.pad_a), Field("pad_b", self.pad_b),
         Field("pack_a", self.pack_a, self.engine != Engine::kTma),

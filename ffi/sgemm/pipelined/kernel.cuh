@@ -239,16 +239,16 @@ struct Pipelined {
 };
 
 // IsSelected tells whether a block computes its tile.
-__device__ inline bool IsSelected(const TileMarks& selected, const PipelinedGrid& grid,
+__device__ inline bool IsSelected(const TileSelection& selected, const PipelinedGrid& grid,
                                   const WorkTile& work) {
   if (selected.count[work.batch_index] > selected.most) return true;
   const int64_t row = int64_t{work.batch_index} * grid.tiles_m + work.tile_m;
-  return selected.marks[row * grid.tiles_n + work.tile_n] != 0;
+  return selected.flags[row * grid.tiles_n + work.tile_n] != 0;
 }
 
-// kMarked: only marked tiles are computed. It is a template parameter because an early return
+// kSelected: only selected tiles are computed. It is a template parameter because an early return
 // changes the register allocation, which decides the speed.
-template <int kTile, Engine kEngine, bool kKMajorA, bool kKMajorB, bool kMarked>
+template <int kTile, Engine kEngine, bool kKMajorA, bool kKMajorB, bool kSelected>
 __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
                                   kPipelinedTiles[kTile].blocks_per_sm)
     PipelinedSgemm(const __grid_constant__ CUtensorMap map_a,
@@ -258,9 +258,9 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   using Kernel = Pipelined<kTile, kEngine, kKMajorA, kKMajorB>;
   extern __shared__ __align__(1024) float smem[];
 
-  if constexpr (!kMarked) StaggerSecondBlock(grid);
+  if constexpr (!kSelected) StaggerSecondBlock(grid);
   const WorkTile work = WorkTileOf(grid);
-  if constexpr (kMarked) {
+  if constexpr (kSelected) {
     if (!IsSelected(args.selected, grid, work)) return;
   }
   const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;

@@ -18,23 +18,23 @@ namespace {
 
 using PipelinedKernel = void (*)(CUtensorMap, CUtensorMap, SgemmArgs, PipelinedGrid);
 
-template <Engine kEngine, int kTile, bool kMarked = false>
+template <Engine kEngine, int kTile, bool kSelected = false>
 PipelinedKernel FindKernel(bool a_k_major, bool b_k_major) {
   if (a_k_major) {
-    return b_k_major ? PipelinedSgemm<kTile, kEngine, true, true, kMarked>
-                     : PipelinedSgemm<kTile, kEngine, true, false, kMarked>;
+    return b_k_major ? PipelinedSgemm<kTile, kEngine, true, true, kSelected>
+                     : PipelinedSgemm<kTile, kEngine, true, false, kSelected>;
   }
-  return b_k_major ? PipelinedSgemm<kTile, kEngine, false, true, kMarked>
-                   : PipelinedSgemm<kTile, kEngine, false, false, kMarked>;
+  return b_k_major ? PipelinedSgemm<kTile, kEngine, false, true, kSelected>
+                   : PipelinedSgemm<kTile, kEngine, false, false, kSelected>;
 }
 
-// FindPipelined has one entry for each tile of the table, and one for marked tiles.
+// FindPipelined has one entry for each tile of the table, and one for selected tiles.
 template <Engine kEngine, int... kTiles>
 PipelinedKernel FindPipelined(const SgemmPlan& plan, const SgemmArgs& args,
                               std::integer_sequence<int, kTiles...>) {
   static constexpr PipelinedKernel (*kFind[])(bool, bool) = {FindKernel<kEngine, kTiles>...};
   const auto find =
-      args.selected.marks != nullptr ? FindKernel<kEngine, kRepairTile, true> : kFind[plan.tile];
+      args.selected.flags != nullptr ? FindKernel<kEngine, kRepairTile, true> : kFind[plan.tile];
   return find(args.a_k_major, args.b_k_major);
 }
 

@@ -21,12 +21,12 @@ struct TensorOperand {
   bool k_major;
   bool packs;  // stored rows start at 16-byte boundaries
   int tiles, steps;
-  char* packed;          // tiles in the layout of layout.h
-  float2* factors;       // x * y undoes the scale of a line
-  uint32_t* maxima;      // bits of the largest finite |x|
-  uint32_t* norms;       // sums of the scaled |x|, see LineFacts
-  uint32_t* marks;       // 1: the line is marked (pair.cuh)
-  uint32_t* tile_marks;  // 1: the tile has a marked line
+  char* packed;            // tiles in the layout of layout.h
+  float2* factors;         // x * y undoes the scale of a line
+  uint32_t* maxima;        // bits of the largest finite |x|
+  uint32_t* norms;         // sums of the scaled |x|, see LineFacts
+  uint32_t* inexact;       // 1: the line is inexact (pair.cuh)
+  uint32_t* tile_inexact;  // 1: the tile has an inexact line
 
   __device__ int64_t MatrixElements() const { return pitch * (k_major ? lines : depth); }
   __device__ int64_t Offset(int64_t line, int64_t k) const {

@@ -83,28 +83,28 @@ class TensorEpilogue {
     for (int i = 1; i < kSums; ++i) {  // NaN stays
       asm("min.NaN.f32 %0, %0, %1;" : "+f"(least) : "f"(fabsf(sums[i])));
     }
-    const uint32_t marks = args_.a.tile_marks[tile_a_] + args_.b.tile_marks[tile_b_];
+    const uint32_t inexact_sides = args_.a.tile_inexact[tile_a_] + args_.b.tile_inexact[tile_b_];
     const float norm = kMaxElement * static_cast<float>(args_.product.k);
-    return !(least >= kLeastSumOfNorm * norm * static_cast<float>(marks));
+    return !(least >= kLeastSumOfNorm * norm * static_cast<float>(inexact_sides));
   }
 
   __device__ uint64_t FindUncertain(const float (&sums)[kSums]) const {
     const int64_t line_a = int64_t{tile_a_} * kTensorLines + row_;
     const int64_t line_b = int64_t{tile_b_} * kTensorLines + column_;
-    const auto is_marked = [](const TensorOperand& operand, int64_t line) {
-      return operand.marks[line] != 0;
+    const auto is_inexact = [](const TensorOperand& operand, int64_t line) {
+      return operand.inexact[line] != 0;
     };
     const auto least_of = [](const TensorOperand& operand, int64_t line) {
       return kLeastSumOfNorm * static_cast<float>(operand.norms[line]);
     };
-    const bool marked_a[2] = {is_marked(args_.a, line_a), is_marked(args_.a, line_a + 8)};
+    const bool inexact_a[2] = {is_inexact(args_.a, line_a), is_inexact(args_.a, line_a + 8)};
     const float least_a[2] = {least_of(args_.a, line_a), least_of(args_.a, line_a + 8)};
     uint64_t uncertain = 0;
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       const int64_t line = line_b + ColumnOf(i);
-      const float for_a = marked_a[i / 2 % 2] ? least_of(args_.b, line) : 0.0f;
-      const float for_b = is_marked(args_.b, line) ? least_a[i / 2 % 2] : 0.0f;
+      const float for_a = inexact_a[i / 2 % 2] ? least_of(args_.b, line) : 0.0f;
+      const float for_b = is_inexact(args_.b, line) ? least_a[i / 2 % 2] : 0.0f;
       const bool certain = fabsf(sums[i]) >= for_a + for_b;
       if (!certain && RowOf(i) < rows_ && ColumnOf(i) < columns_) uncertain |= uint64_t{1} << i;
     }

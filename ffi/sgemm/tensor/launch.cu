@@ -33,8 +33,8 @@ TensorOperand OperandOf(const SgemmArgs& args, bool is_a, const TensorScratch& s
           .factors = At<float2>(args, offsets.factors),
           .maxima = At<uint32_t>(args, offsets.maxima),
           .norms = At<uint32_t>(args, offsets.norms),
-          .marks = At<uint32_t>(args, offsets.marks),
-          .tile_marks = At<uint32_t>(args, offsets.tile_marks)};
+          .inexact = At<uint32_t>(args, offsets.inexact),
+          .tile_inexact = At<uint32_t>(args, offsets.tile_inexact)};
 }
 
 TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScratch& scratch) {
@@ -43,7 +43,7 @@ TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScra
           .b = OperandOf(args, false, scratch),
           .flags = At<uint32_t>(args, scratch.flags),
           .flagged = At<uint32_t>(args, scratch.flagged),
-          .max_flagged = static_cast<uint32_t>(plan.most_marked_tiles),
+          .max_flagged = static_cast<uint32_t>(plan.max_flagged_tiles),
           .repairs = At<uint2>(args, scratch.repairs),
           .repair_count = At<uint32_t>(args, scratch.repair_count),
           .tiles_m = static_cast<int>(scratch.tiles_m),
@@ -77,7 +77,7 @@ cudaError_t LaunchProduct(const SgemmPlan& plan, const TensorArgs& args, TileRan
 
 }  // namespace
 
-cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileMarks* flagged,
+cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileSelection* flagged,
                          cudaStream_t stream) {
   const TensorScratch scratch = MakeTensorScratch(args.m, args.n, args.k, args.batch, plan.split_k);
   const TensorArgs tensor = ArgsOf(plan, args, scratch);

@@ -43,11 +43,11 @@ inline constexpr int kTensorTileBytes = kTensorLines * kTensorLines * 4;  // of 
 // Offsets in bytes from the start of the scratch, all of them multiples of 1024.
 struct OperandScratch {
   int64_t packed;
-  int64_t factors;     // two float32 a line
-  int64_t maxima;      // uint32 a line, zero at first
-  int64_t norms;       // uint32 a line, zero at first
-  int64_t marks;       // uint32 a line, zero at first
-  int64_t tile_marks;  // uint32 a tile of lines, zero at first
+  int64_t factors;       // two float32 a line
+  int64_t maxima;        // uint32 a line, zero at first
+  int64_t norms;         // uint32 a line, zero at first
+  int64_t inexact;       // uint32 a line, zero at first
+  int64_t tile_inexact;  // uint32 a tile of lines, zero at first
 };
 
 struct TensorScratch {
@@ -82,8 +82,8 @@ inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, const Ba
   const auto take_zeroed = [&](OperandScratch& operand, int64_t lines) {
     operand.maxima = take(lines * 4);
     operand.norms = take(lines * 4);
-    operand.marks = take(lines * 4);
-    operand.tile_marks = take(lines / kTensorLines * 4);
+    operand.inexact = take(lines * 4);
+    operand.tile_inexact = take(lines / kTensorLines * 4);
   };
   const int64_t lines_a = batch.MatricesOf(&BatchDim::stride_a) * scratch.tiles_m * kTensorLines;
   const int64_t lines_b = batch.MatricesOf(&BatchDim::stride_b) * scratch.tiles_n * kTensorLines;

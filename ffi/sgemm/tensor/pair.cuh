@@ -22,10 +22,10 @@ namespace jaxkernels {
 inline constexpr float kLowScale = 2048.0f;
 inline constexpr float kLeastExact = 0x1p-13f;
 
-// A line is marked if it has a nonzero element below kLeastExact. In the product of such an element
-// x with y, both scaled, rounding x loses at most 2^-36 |y|. Leaving out low low loses as much. A
-// whole sum loses at most 2^-35 of the other line's norm, which is the sum of its |y|. A sum of at
-// least 2^-14 of that norm is certain: it loses at most 2^-21 of itself.
+// A line is inexact if it has a nonzero element below kLeastExact. In the product of such an
+// element x with y, both scaled, rounding x loses at most 2^-36 |y|. Leaving out low low loses as
+// much. A whole sum loses at most 2^-35 of the other line's norm, which is the sum of its |y|. A
+// sum of at least 2^-14 of that norm is certain: it loses at most 2^-21 of itself.
 inline constexpr float kLeastSumOfNorm = 0x1p-14f;
 // A norm is at most k times this.
 inline constexpr float kMaxElement = 0x1p15f;
@@ -59,14 +59,14 @@ struct Pair {
 // LineFacts are the facts that a thread learns about a line while splitting it.
 struct LineFacts {
   uint32_t norm = 0;  // sum of the scaled |x|, rounded up to integers: equal in any order
-  bool marked = false;
+  bool inexact = false;
 };
 
 // SplitIntoPair turns a non-finite x into NaN, so that every sum of its line is NaN.
 __device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts& facts) {
   float scaled = x * scale.first * scale.second;
   if (!(fabsf(x) <= 3.402823466e38f)) scaled = __int_as_float(0x7fffffff);
-  if (fabsf(scaled) < kLeastExact && x != 0.0f) facts.marked = true;
+  if (fabsf(scaled) < kLeastExact && x != 0.0f) facts.inexact = true;
   facts.norm += __float2uint_ru(fabsf(scaled));
   const __half high = __float2half_rn(scaled);
   return {high, __float2half_rn((scaled - __half2float(high)) * kLowScale)};
@@ -84,13 +84,13 @@ __device__ inline void KeepScale(const TensorOperand& operand, int64_t number,
   operand.factors[number] = {scale.undo_first, scale.undo_second};
 }
 
-// KeepNorm and KeepMark are called by any threads that know parts of the line.
+// KeepNorm and KeepInexact are called by any threads that know parts of the line.
 __device__ inline void KeepNorm(const TensorOperand& operand, int64_t number, uint32_t norm) {
   if (norm != 0) atomicAdd(&operand.norms[number], norm);
 }
-__device__ inline void KeepMark(const TensorOperand& operand, int64_t number) {
-  operand.marks[number] = 1;
-  operand.tile_marks[number / kTensorLines] = 1;
+__device__ inline void KeepInexact(const TensorOperand& operand, int64_t number) {
+  operand.inexact[number] = 1;
+  operand.tile_inexact[number / kTensorLines] = 1;
 }
 
 // StorePairs stores neighbouring k of a line, from `k` of the packed tile on.

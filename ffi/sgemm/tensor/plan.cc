@@ -125,7 +125,7 @@ SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
 // A product without a batch tests once whether all its tiles will be recomputed. It tests between
-// two launches, after twice the tiles that must be marked, rounded up to a multiple of the SMs. It
+// two launches, after twice the tiles that must be flagged, rounded up to a multiple of the SMs. It
 // tests only if these are at most 1 / kMaxProbeShare of all tiles, because the SMs run empty
 // between two launches.
 constexpr int64_t kMaxProbeShare = 4;
@@ -133,8 +133,8 @@ constexpr int64_t kMaxProbeShare = 4;
 // ProbeTiles returns the tiles that are computed before that test, or 0.
 int64_t ProbeTiles(const SgemmProblem& problem, const DeviceLimits& limits, const SgemmPlan& plan) {
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
-  if (problem.batch.Count() > 1 || plan.split_k > 1 || plan.most_marked_tiles >= tiles) return 0;
-  const int64_t probe = CeilDiv(2 * plan.most_marked_tiles, limits.sm_count) * limits.sm_count;
+  if (problem.batch.Count() > 1 || plan.split_k > 1 || plan.max_flagged_tiles >= tiles) return 0;
+  const int64_t probe = CeilDiv(2 * plan.max_flagged_tiles, limits.sm_count) * limits.sm_count;
   return kMaxProbeShare * probe <= tiles ? probe : 0;
 }
 
@@ -229,7 +229,7 @@ void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, S
   plan.compensated = IsCompensated(problem, limits, plan.split_k);
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
   // An in-place result cannot be recomputed as a whole once a tile is stored.
-  plan.most_marked_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
+  plan.max_flagged_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
   plan.probe_tiles = ProbeTiles(problem, limits, plan);
   plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
 }

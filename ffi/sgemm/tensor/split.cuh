@@ -37,7 +37,7 @@ struct SplitSmem {
   LineScale scales[kTensorLines];
   uint32_t maxima[kTensorLines];
   uint32_t norms[kTensorLines];
-  uint32_t marks[kTensorLines];
+  uint32_t inexact[kTensorLines];
 };
 
 // ThreadShare is a thread's elements of an MN-major packed tile: sets of neighbouring k of one
@@ -99,7 +99,7 @@ __device__ inline void MakePairs(const ThreadShare::Values& v, SplitSmem& smem) 
     StorePairs<ThreadShare::kCount>(smem.packed_tile, line, ThreadShare::DepthOf(i), v[i],
                                     smem.scales[line], facts);
   }
-  if (facts.marked) smem.marks[line] = 1;
+  if (facts.inexact) smem.inexact[line] = 1;
   atomicAdd(&smem.norms[line], facts.norm);
 }
 
@@ -150,7 +150,7 @@ __device__ inline void SplitMNMajor(const TensorOperand& operand, unsigned block
     return;
   }
   if (has_line) {
-    smem.marks[threadIdx.x] = smem.norms[threadIdx.x] = 0;
+    smem.inexact[threadIdx.x] = smem.norms[threadIdx.x] = 0;
     const LineScale scale = ScaleOfMaximum(operand.maxima[number]);
     smem.scales[threadIdx.x] = scale;
     if (step == 0) KeepScale(operand, number, scale);
@@ -160,7 +160,7 @@ __device__ inline void SplitMNMajor(const TensorOperand& operand, unsigned block
   FenceForBulkCopy();
   __syncthreads();
   if (has_line) {
-    if (smem.marks[threadIdx.x] != 0) KeepMark(operand, number);
+    if (smem.inexact[threadIdx.x] != 0) KeepInexact(operand, number);
     KeepNorm(operand, number, smem.norms[threadIdx.x]);
   } else if (threadIdx.x == kTensorLines) {
     StorePackedTile(operand.packed + int64_t{block} * kPackedTileBytes, smem);
@@ -233,10 +233,10 @@ __device__ inline void StoreChunks(const TensorOperand& operand, int64_t number,
 
 // KeepFacts stores the facts about one line that the lanes of a warp have collected.
 __device__ inline void KeepFacts(const TensorOperand& operand, int64_t number, LineFacts facts) {
-  const bool marked = __any_sync(~0u, facts.marked);
+  const bool inexact = __any_sync(~0u, facts.inexact);
   facts.norm = __reduce_add_sync(~0u, facts.norm);
   if (threadIdx.x % 32 == 0) {
-    if (marked) KeepMark(operand, number);
+    if (inexact) KeepInexact(operand, number);
     KeepNorm(operand, number, facts.norm);
   }
 }
