@@ -11,14 +11,14 @@ import pytest
 from programs import run_python_together
 
 
-def run_workers(*names):
-    """Runs programs of the worker, or all of them, in two processes; returns what each printed."""
+def run_workers(*arguments):
+    """Runs the worker in two processes; returns what each printed."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # The worker says how many devices it wants, and needs no GPU.
     return run_python_together(
-        *(("distributed_worker.py", process, port, *names) for process in range(2)),
+        *(("distributed_worker.py", process, port, *arguments) for process in range(2)),
         JAX_PLATFORMS="cpu",
         XLA_FLAGS=None,
     )
@@ -32,10 +32,10 @@ def test_programs_of_two_processes():
 def test_a_mistake_is_shown_with_its_place():
     """One wrong element fails the test, which shows where it is; the layouts that have it are all reported."""
     with pytest.raises(AssertionError) as caught:
-        run_workers("a mistake")
+        run_workers("mistake")
     text = str(caught.value)
-    assert "FAILED: a mistake, model side by side" in text
-    assert "FAILED: a mistake, model far apart" in text
+    assert "FAILED: softmax, model side by side" in text
+    assert "FAILED: softmax, model far apart" in text
     assert "result 0" in text
 
 
