@@ -144,24 +144,6 @@ def test_plans_are_values_that_say_why():
     assert re.search("AttentionPlan.*cudnn.*flash.*h200.*91002", repr(plan()))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"dtype": "int32"}, TypeError, "int32"),
-        ({"query": (2048, 64)}, ValueError, "3 or 4"),
-        ({"query": (4, 2048, 15, 64), "key": SHAPE}, ValueError, "15 and 16"),
-        ({"query": (4, 2048, 16, 32), "key": SHAPE}, ValueError, "one batch size and depth"),
-        ({"device": "abacus"}, ValueError, "abacus"),
-        ({"empty_rows": "nan"}, ValueError, "nan"),
-        ({"local_window_size": -1}, ValueError, "-1"),
-        ({"local_window_size": (None, 0), "is_causal": True}, TypeError, "window"),
-    ],
-)
-def test_wrong_arguments(options, error, text):
-    with pytest.raises(error, match=text):
-        plan(**options)
-
-
 def test_the_table_decides_everything():
     """Its last rule holds for all, and is not cuDNN's."""
     assert choice.TABLE[-1].holds(LARGE)

@@ -67,13 +67,6 @@ def test_sizes_of_0_give_what_they_give_for_jax_nn(name, dtype, implementation):
             np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
-@pytest.mark.parametrize("name", SIZES)
-def test_sizes_of_0_outside_of_jit(name):
-    operands = empty_operands(name, "float32")
-    np.testing.assert_array_equal(jk.dot_product_attention(*operands), PEER(*operands))
-
-
 def test_scores_without_depth_are_0():
     """jax.nn gives NaN here, by 0 times the infinite 1 / sqrt(0)."""
     operands = empty_operands("depth", "float32")
@@ -81,10 +74,7 @@ def test_scores_without_depth_are_0():
     np.testing.assert_allclose(residual, np.log(5.0), rtol=1e-6)
 
 
-def test_no_key_heads_for_queries_are_an_error():
-    q, k = jnp.ones((1, 2, 2, 4)), jnp.ones((1, 3, 0, 4))
-    with pytest.raises(ValueError, match="2 and 0"):
-        jk.dot_product_attention(q, k, k)
+def test_no_heads_at_all():
     none = jnp.ones((1, 2, 0, 4))
     assert jk.dot_product_attention(none, none, none).shape == none.shape
 

@@ -35,7 +35,7 @@ LAZY = """
 import sys
 import jaxkernels as jk
 
-assert "flax" not in sys.modules and "jaxkernels.optax" not in sys.modules
+assert {"flax", "optax", "jaxkernels.optax"}.isdisjoint(sys.modules)
 assert not hasattr(jk, "linen")
 assert jk.optax.softmax_cross_entropy.__name__ == "softmax_cross_entropy"
 sys.modules["flax"] = None  # as where it is not installed

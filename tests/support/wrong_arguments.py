@@ -30,6 +30,9 @@ BEYOND = jnp.array([0, 1, 8, 1])
 SHAPE = (4096, 1024)
 BATCH = np.ones((3, 3, 3, 4), np.float32)
 OPERANDS = ("query", "key", "value")
+SEVEN_KEYS = np.zeros((2, 7, 2, 4), np.float32)
+GROUPED = {"query": np.zeros((2, 5, 6, 4), np.float32), "key": SEVEN_KEYS, "value": SEVEN_KEYS}
+LAYERS = np.zeros((2, 5, 4, 8), np.float32)
 H200 = {"device": "h200"}
 PLANNED = {"query_shape": (4, 9, 2, 64), "key_shape": (4, 9, 2, 64), "dtype": "float32"}
 DOT = {"lhs": X.T, "rhs": X, "dimension_numbers": (((1,), (0,)), ((), ()))}
@@ -373,6 +376,56 @@ ANY_BATCH = (
         r"mask\[:, None, None, :\] for \(batch, keys\), or mask\[None, None, :, :\] for \(queries, keys\)$",
     ),
 )
+SIX = GROUPED["query"]
+# Those for which jax.nn raises an error of the same class.
+OF_JAX_NN = (
+    ({"query": SIX[..., :3]}, ValueError, r"\(2, 5, 6, 3\)"),
+    ({"query": SIX[:1]}, ValueError, r"\(1, 5, 6, 4\)"),
+    ({"query": SIX[None]}, ValueError, r"\(1, 2, 5, 6, 4\)"),
+    ({"query": SIX[:, :, :5]}, ValueError, "multiple.*5 and 2"),
+    ({"query": SIX.astype(np.float16)}, ValueError, "float16"),
+    ({"value": SEVEN_KEYS[:, :6]}, ValueError, r"\(2, 6, 2, 4\)"),
+    ({"mask": np.ones((5, 7), np.float32)}, ValueError, "bool.*float32"),
+    ({"bias": np.ones((1, 2, 6, 5, 7))}, ValueError, "bias"),
+    ({"query_seq_lengths": np.ones(3, np.int32)}, ValueError, r"\(3,\)"),
+    ({"key_value_seq_lengths": np.ones(2, np.float32)}, ValueError, "float32"),
+)
+GROUPED_HEADS = (
+    *OF_JAX_NN,
+    ({"mask": np.ones((2, 3, 5, 7), bool)}, ValueError, "mask.*3, 5, 7"),
+    ({"bias": np.ones((5, 6), np.float32)}, ValueError, "bias.*5, 6"),
+    ({"implementation": "tpu"}, ValueError, "'ffi', 'xla', 'cudnn'.*'tpu'"),
+    ({"empty_rows": "nan"}, ValueError, "'zero', 'mean'.*'nan'"),
+    ({"empty_rows": "zero", "implementation": "xla"}, ValueError, "'zero'"),
+    ({"empty_rows": "mean", "implementation": "cudnn"}, ValueError, "'mean'"),
+    ({"local_window_size": (-1, 0)}, ValueError, "-1"),
+    ({"local_window_size": 1.5}, TypeError, "1.5"),
+    ({"bias": "text"}, TypeError, "bias.*str"),
+    ({"key": SEVEN_KEYS[:, :, :0], "value": SEVEN_KEYS[:, :, :0]}, ValueError, "6 and 0"),
+)
+HOOKS = dict.fromkeys(("qk_attn_weights_einsum", "attn_weights_value_einsum"), jnp.einsum)
+FLAX = (
+    *ATTENTION[1:],
+    ({"key": LAYERS[:, :, :3], "value": LAYERS[:, :, :3]}, ValueError, "multiple.*4 and 3"),
+    ({"key": LAYERS[:1]}, ValueError, "batch"),
+    ({"key": LAYERS[..., :3]}, ValueError, "depth"),
+    ({"value": LAYERS[:, :2]}, ValueError, "length"),
+    ({"value": LAYERS[0]}, ValueError, "rank"),
+    ({"mask": np.ones((3, 1, 5, 5))}, ValueError, r"mask.*\(3, 1, 5, 5\)"),
+    ({"bias": np.ones((1, 2, 4, 5, 5))}, ValueError, "bias"),
+    ({"dropout_rate": 0.5}, ValueError, "dropout_rng"),
+    ({"module": "layer"}, TypeError, "module.*str"),
+    *(({name: jnp.einsum}, ValueError, "together") for name in HOOKS),
+    ({**HOOKS, "precision": "highest"}, ValueError, "exclude"),
+    (
+        {**HOOKS, "key": LAYERS[:, :, :2], "value": LAYERS[:, :, :2]},
+        *(ValueError, "as many key heads"),
+    ),
+    ({"empty_rows": None}, ValueError, "None"),
+    ({"implementation": "cudnn"}, ValueError, "cudnn"),
+    ({"window": -1}, ValueError, "-1"),
+    ({"dtype": jnp.complex64}, TypeError, "complex64"),
+)
 IDS, SHARES = jk.optax.softmax_cross_entropy_with_integer_labels, jk.optax.softmax_cross_entropy
 OF_IDS = (
     ({"labels": np.eye(4, 8)}, TypeError, "For probabilities use softmax_cross_entropy$"),
@@ -443,7 +496,17 @@ WIDE_A = (
     r"Write a\.astype\(jnp\.float32\) and b\.astype\(jnp\.",
 )
 WIDE_B = ({"b": np.ones((8, 2))}, TypeError, r"float64. Write b\.astype\(.*, or use jnp\.matmul$")
-FEW = ({"query_shape": 4}, TypeError, "query_shape must be a sequence of integers; got 4")
+PLAN_ATTENTION = (
+    ({"query_shape": 4}, TypeError, "query_shape must be a sequence of integers; got 4"),
+    ({"dtype": "int32"}, TypeError, "int32"),
+    (dict.fromkeys(("query_shape", "key_shape"), (2048, 64)), ValueError, "3 or 4"),
+    ({"query_shape": (4, 9, 15, 64)}, ValueError, "15 and 2"),
+    ({"query_shape": (4, 9, 2, 32)}, ValueError, "one batch size and depth"),
+    ({"device": "abacus"}, ValueError, "abacus"),
+    ({"empty_rows": "nan"}, ValueError, "nan"),
+    ({"local_window_size": -1}, ValueError, "-1"),
+    ({"local_window_size": (None, 0), "is_causal": True}, TypeError, "window"),
+)
 # A function, right arguments, and changes of these with the error and its text.
 WRONG = {
     "softmax": (jk.softmax, {"x": X}, ROWS),
@@ -469,13 +532,14 @@ WRONG = {
     "attention": (jk.dot_product_attention, dict.fromkeys(OPERANDS, SQUARE), ATTENTION),
     "attention-heads": (jk.dot_product_attention, dict.fromkeys(OPERANDS, HEADS), HEADS_MASKS),
     "attention-batch": (jk.dot_product_attention, dict.fromkeys(OPERANDS, BATCH), ANY_BATCH),
-    "flax": (jk.flax.dot_product_attention, dict.fromkeys(OPERANDS, SQUARE), ATTENTION[1:]),
+    "attention-grouped": (jk.dot_product_attention, GROUPED, GROUPED_HEADS),
+    "flax": (jk.flax.dot_product_attention, dict.fromkeys(OPERANDS, LAYERS), FLAX),
     "optax-ids": (IDS, {"logits": X, "labels": ZEROS}, OF_IDS),
     "optax-probabilities": (SHARES, {"logits": X, "labels": X}, OF_SHARES),
     "plan_softmax": (jk.plan_softmax, {"shape": SHAPE, "dtype": "float32", **H200}, PLAN_ROWS),
     "plan_sgemm": (jk.plan_sgemm, {"a_shape": (4, 5), "b_shape": (5, 7), **H200}, PLAN_SGEMM),
     "plan_linear_cross_entropy": (jk.plan_linear_cross_entropy, SIZES, PLAN_LINEAR),
-    "plan_attention": (jk.plan_attention, PLANNED, (FEW,)),
+    "plan_attention": (jk.plan_attention, PLANNED, PLAN_ATTENTION),
 }
 WRONG_CALLS = [
     pytest.param(
