@@ -234,9 +234,3 @@ def test_errors_are_of_the_class_that_jax_nn_raises():
     for changes, error, _ in wrong_arguments.OF_JAX_NN:
         with pytest.raises(error):
             jax.nn.dot_product_attention(**{**wrong_arguments.GROUPED, **changes})
-
-
-def test_ffi_is_served():
-    q, k, v = cases.operands(GROUPED)
-    got = jk.dot_product_attention(q, k, v, is_causal=True, implementation="ffi")
-    check(got, Truth(q, k, v, is_causal=True).result())

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from attention_cases import Truth, check
 from flash_cases import SIZES
-from jax.experimental import checkify
 from oracle import storage
 
 import jaxkernels as jk
@@ -163,36 +162,6 @@ def test_pinned_and_rematerialised():
     held([y, *pull(DOTS[0])], OPERANDS, DOTS[0], "bfloat16", "remat", is_causal=True)
 
 
-def test_three_dimensions_and_lists_of_lengths():
-    q, k, v = (x[0] for x in OPERANDS)
-    got = jk.dot_product_attention(q, k, v, key_value_seq_lengths=[9])
-    want = Truth(q[None], k[None], v[None], "bfloat16", key_value_seq_lengths=[9]).result()
-    check(got, tuple(x[0] for x in want))
-
-
-def test_vmap():
-    sizes = cases.Sizes(4, *(getattr(GROUPED, name) for name in "TSNKH"))
-    operands = cases.operands(sizes, "bfloat16")
-    dy = cases.operands(sizes, "bfloat16", seed=1)[0]
-    options = flash_cases.arguments(sizes, "bfloat16")["everything"]
-    options |= {
-        "query_seq_lengths": np.array([50, 30, 0, 7], np.int32),
-        "key_value_seq_lengths": np.array([40, 60, 3, 0], np.int32),
-    }
-    static = {"scale": options.pop("scale"), "is_causal": options.pop("is_causal")}
-    bias = options.pop("bias")
-
-    def split(x):
-        return x.reshape(2, 2, *x.shape[1:])
-
-    def member(q, k, v, dy, mapped):
-        return pulled(q, k, v, dy, bias=bias, **mapped, **static)
-
-    got = jax.jit(jax.vmap(member))(*map(split, [*operands, dy]), jax.tree.map(split, options))
-    merged = [x.reshape(4, *x.shape[2:]) for x in got]
-    held(merged, operands, dy, "bfloat16", "vmap", bias=bias, **options, **static)
-
-
 def test_gradient_of_the_bias():
     options = flash_cases.arguments(GROUPED, "bfloat16")["mask-and-bias"]
     others = {name: x for name, x in options.items() if name != "bias"}
@@ -243,12 +212,6 @@ def test_second_order():
         assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
 
 
-def test_linear_transpose_of_a_pullback():
-    _, pull = jax.vjp(CAUSAL, *OPERANDS)
-    (got,) = jax.linear_transpose(pull, OPERANDS[0])(tuple(map(jnp.asarray, DOTS)))
-    assert np.array_equal(got, jax.jvp(CAUSAL, OPERANDS, DOTS)[1])
-
-
 @pytest.mark.parametrize(
     ("policy", "runs"),
     [
@@ -264,14 +227,6 @@ def test_policies_of_remat(policy, runs):
     gradient = jax.grad(lambda q: jnp.sum(layer(q).astype(jnp.float32)))
     program = str(jax.make_jaxpr(gradient)(DOTS[0][:, :, :2]))
     assert program.count("jaxkernels_flash_attention[") == runs
-
-
-def test_checkify():
-    run = checkify.checkify(jax.jit(CAUSAL), errors=checkify.float_checks)
-    for bad in (False, True):
-        q = jnp.asarray(OPERANDS[0]).at[0, 0, 0, 0].set(jnp.nan if bad else 0)
-        error, _ = run(q, *OPERANDS[1:])
-        assert ("jaxkernels_flash_attention" in (error.get() or "")) == bad
 
 
 def test_a_batch_that_vmap_makes_too_large(monkeypatch):

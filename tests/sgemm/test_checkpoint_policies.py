@@ -8,7 +8,6 @@ import flax.nnx
 import gemm_cases as cases
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax._src import ad_checkpoint
 from jax.ad_checkpoint import checkpoint_name
@@ -179,19 +178,6 @@ def test_as_many_products_as_with_xlas(case, name):
     got = jax.checkpoint(make(ours), policy=policy_of(namespace, name))
     want = jax.checkpoint(make(theirs), policy=policy_of(jax.checkpoint_policies, name))
     assert counts(got, *operands) == counts(want, *operands)
-
-
-@pytest.mark.parametrize("name", NAMES[:-1])
-def test_gradients_are_the_same(name):
-    make, (ours, _), operands = CASES["matmul-mixed"]
-    policy = policy_of(jk.checkpoint_policies, name)
-    got, want = (
-        jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x)), argnums=(0, 1)))(*operands)
-        for f in (jax.checkpoint(make(ours), policy=policy), make(ours))
-    )
-    # XLA may fuse, and so round, what is computed again in another way.
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
-    jax.tree.map(close, got, want)
 
 
 def test_attention_in_float32():

@@ -334,6 +334,13 @@ def test_a_rung_changes_nothing_on_a_cpu(algorithm, cpu_devices):
         assert np.array_equal(jk.matmul(a, b, algorithm=algorithm), jk.matmul(a, b))
 
 
+@pytest.mark.parametrize("flag", [0, 1, 2, True, False])
+def test_flags_of_blas(flag):
+    a, b = operands(((4, 5), (5, 6)))
+    cases.check(jk.sgemm(cases.stored(a, bool(flag)), b, trans_a=flag), a, b)
+    cases.check(jk.sgemm(a, cases.stored(b, bool(flag)), trans_b=flag), a, b)
+
+
 class LinenMlp(flax.linen.Module):
     dot_general: object
 
