@@ -24,14 +24,44 @@ transposes = pytest.mark.parametrize(
 # larger ones have a test of their own.
 SIZES = (0, 1, 3, 31, 32, 33, 127, 128, 129, 389) if cases.ON_GPU else (0, 1, 3, 129)
 DEPTHS = (0, 1, 3, 7, 8, 9, 31, 32, 33, 389) if cases.ON_GPU else (0, 1, 65)
+SMALL = (0, 1, 2, 3, 4, 5, 15, 16, 17, 33) if cases.ON_GPU else (0, 1, 3, 17)
+THIN = "thin" if cases.ON_GPU else None
+# A product for each form and each layout of the operands, with lines that are whole packs and that are not.
+FORMS = (
+    (4, 260, 1028),
+    (259, 3, 1027),
+    (1, 1001, 4099),
+    (516, 1, 200),
+    (130, 132, 32),
+    (67, 129, 45),
+)
+# (batch, m, n, k) of few k: one stage of k and several, whole tiles and not, many columns and few. Stored rows
+# lie multiples of 8 bytes apart, or of 16.
+SLICED = (
+    *((3, 66, 62, 62), (1, 514, 142, 34), (2, 258, 30, 6), (1, 1026, 14, 98)),
+    *((1, 2050, 2, 2), (9, 34, 6, 38), (1, 2, 1030, 50)),
+    *((3, 68, 64, 60), (1, 516, 144, 36), (1, 2052, 4, 4), (1, 4, 1032, 52)),
+)
 
 
-@algorithms
+def of_shapes(shapes, more=FORMS, rungs=(THIN,)):
+    """Parametrises algorithm and shape: all rungs with `shapes`, and some rungs with more of them."""
+    pairs = [
+        *itertools.product(cases.ALGORITHMS, shapes),
+        *itertools.product(rungs, more),
+    ]
+    return pytest.mark.parametrize(("algorithm", "shape"), pairs, ids=str)
+
+
 @transposes
-def test_every_size(algorithm, trans_a, trans_b):
-    """Every M, N and K."""
+@pytest.mark.parametrize(
+    ("algorithm", "sizes", "depths"),
+    [*((rung, SIZES, DEPTHS) for rung in cases.ALGORITHMS), (THIN, SMALL, SMALL)],
+)
+def test_every_size(algorithm, sizes, depths, trans_a, trans_b):
+    """Every M, N and K; those of `thin` lie around 4 and 16."""
     problems = []
-    for index, (m, n, k) in enumerate(itertools.product(SIZES, SIZES, DEPTHS)):
+    for index, (m, n, k) in enumerate(itertools.product(sizes, sizes, depths)):
         a = cases.operand("normal", (m, k), seed=index)
         b = cases.operand("normal", (k, n), seed=index + 1)
         problems.append((a, b, None, {"trans_a": trans_a, "trans_b": trans_b}))
@@ -39,10 +69,26 @@ def test_every_size(algorithm, trans_a, trans_b):
         cases.check_all(problems[first : first + 216], algorithm)
 
 
-@pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
-def test_edges_of_the_tiles(gpu, shapes):
-    """Results that end within a tile, by both engines, in all transposes, with C and without."""
-    cases.check_all(cases.edge_products(shapes), "pipelined")
+EDGES = {kind: (THIN, shapes) for kind, shapes in cases.EDGES_OF_THIN.items()}
+if cases.ON_GPU:
+    EDGES["padding"] = "pipelined", cases.PADDED
+    of_tiles = zip(cases.EDGE_IDS, cases.EDGES_OF_TILES.values(), strict=True)
+    EDGES |= {name: ("pipelined", shapes) for name, shapes in of_tiles}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name):
+    """Results that end within what a block, a warp and a thread have, in all transposes, with C and without.
+
+    Those of `pipelined` are copied by both engines; test_sgemm_plan.py shows that operands are padded.
+    """
+    algorithm, shapes = EDGES[name]
+    problems = cases.edge_products(shapes)
+    if name == "padding":  # members that share b
+        _, _, n, k = shapes[0]
+        shared = cases.operand("normal", (64, 33, k)), cases.operand("normal", (1, k, n), seed=1)
+        problems.append((*shared, None, {}))
+    cases.check_all(problems, algorithm)
 
 
 @pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
@@ -62,18 +108,49 @@ def test_nan_does_not_cross_the_edges_of_the_tiles(gpu, shapes, trans_a, trans_b
 @algorithms
 @transposes
 def test_kinds_of_input(algorithm, trans_a, trans_b):
-    """Large ranges and outliers; whole numbers, which have to come out exactly."""
-    flags = {"trans_a": trans_a, "trans_b": trans_b}
+    """Large ranges and outliers."""
+    shapes = ((61, 67, 300), (130, 200, 72), (4, 260, 1030), *(FORMS if algorithm == THIN else ()))
     problems = []
-    for kind, (m, n, k) in itertools.product(
-        cases.KINDS, ((61, 67, 300), (130, 200, 72), (4, 260, 1030))
-    ):
+    for kind, (m, n, k) in itertools.product(cases.KINDS, shapes):
         a, b = cases.operand(kind, (m, k)), cases.operand(kind, (k, n), seed=1)
-        problems.append((a, b, None, flags))
+        problems.append((a, b, None, {"trans_a": trans_a, "trans_b": trans_b}))
     cases.check_all(problems, algorithm)
-    a, b = cases.operand("integers", (70, 500)), cases.operand("integers", (500, 66))
-    got = jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), algorithm=algorithm, **flags)
-    assert np.array_equal(got, cases.truth(a, b))
+
+
+@of_shapes([(70, 66, 500), (64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
+@transposes
+def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
+    """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
+    m, n, k = shape
+    a, b = cases.operand("integers", (3, m, k)), cases.operand("integers", (3, k, n), seed=1)
+    c = cases.operand("integers", (3, m, n), seed=2)
+    options = {"alpha": -0.5, "beta": 3.0}
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
+    got = jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), c, **options, **flags)
+    assert np.array_equal(got, cases.truth(a, b, c, **options))
+
+
+@transposes
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_slices(offset, trans_a, trans_b):
+    """Operands that XLA hands over in place, between NaN, and that begin anywhere within 16 bytes."""
+    for batch, m, n, k in SLICED:
+        a, b = cases.operand("integers", (batch, m, k)), cases.operand("integers", (batch, k, n))
+        stored_a, stored_b = cases.stored(a, trans_a), cases.stored(b, trans_b)
+        first_a = 4 + offset
+        first_b = first_a + a.size + 4 + -a.size % 4  # as far from a multiple of 16 bytes
+        flat = np.full(first_b + b.size + 4, np.nan, np.float32)
+        flat[first_a:][: a.size], flat[first_b:][: b.size] = stored_a.ravel(), stored_b.ravel()
+
+        @jax.jit
+        def product(x, firsts=(first_a, first_b), shapes=(stored_a.shape, stored_b.shape)):
+            operands = (
+                jax.lax.dynamic_slice(x, (first,), (np.prod(shape),)).reshape(shape)
+                for first, shape in zip(firsts, shapes, strict=True)
+            )
+            return jk.sgemm(*operands, trans_a=trans_a, trans_b=trans_b, algorithm=THIN)
+
+        assert np.array_equal(product(flat), cases.truth(a, b)), (batch, m, n, k)
 
 
 @algorithms
@@ -116,33 +193,25 @@ def test_nan_in_c_with_beta_zero(algorithm, shape):
     cases.check(jk.sgemm(a, b, c, beta=0.0, algorithm=algorithm), a, b)
 
 
-@algorithms
+@of_shapes([(130, 131, 37), (33, 64, 260), (5, 3, 2)])
 @transposes
-@pytest.mark.parametrize("shape", [(130, 131, 37), (33, 64, 260), (5, 3, 2)])
-def test_nan_stays_in_its_row_and_column(algorithm, trans_a, trans_b, shape):
-    """A NaN in row i of A spoils row i of C, one in column j of B column j, and nothing else.
+def test_nan_and_infinity_stay_in_their_rows_and_columns(algorithm, shape, trans_a, trans_b):
+    """One in row i of A spoils row i of C, one in column j of B column j, and nothing else.
 
-    Rows and columns beyond the edge of a tile are other rows and columns of the same array, or what lies behind it.
+    Beyond the edge of a tile lie other rows and columns of the same member, and behind these other members.
     """
     m, n, k = shape
-    a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n))
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
     for row, column in ((0, n - 1), (m - 1, 0), (m // 2, n // 2)):
-        spoilt_a, spoilt_b = a.copy(), b.copy()
-        spoilt_a[row, k - 1], spoilt_b[0, column] = np.nan, np.nan
-        flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
-        got = jk.sgemm(cases.stored(spoilt_a, trans_a), cases.stored(spoilt_b, trans_b), **flags)
-        cases.check(got, spoilt_a, spoilt_b)
-        assert np.isnan(got).sum() == m + n - 1
-
-
-@algorithms
-def test_nan_stays_in_its_member(algorithm):
-    """Members of a batch lie side by side in memory: what one reads beyond its end is its neighbour."""
-    a, b = cases.operand("normal", (3, 37, 45)), cases.operand("normal", (3, 45, 50))
-    a[1], b[1] = np.nan, np.nan
-    got = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
-    assert np.isnan(got[1]).all()
-    cases.check(got[::2], a[::2], b[::2])
+        a, b = cases.operand("normal", (3, m, k)), cases.operand("normal", (3, k, n), seed=1)
+        a[0], b[0] = np.nan, np.inf
+        a[2], b[2] = np.nan, np.nan
+        a[1, row, k - 1], b[1, 0, column] = np.inf, np.nan
+        stored = cases.stored(a, trans_a), cases.stored(b, trans_b)
+        got = np.asarray(jk.sgemm(*stored, **flags))
+        cases.check(got[1:2], a[1:2], b[1:2])
+        assert np.isnan(got[::2]).all()
+        assert np.isfinite(got[1]).sum() == (m - 1) * (n - 1)
 
 
 BATCHES = (
@@ -173,32 +242,57 @@ def test_batches_that_broadcast(algorithm, batches):
         cases.check(jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), **flags), a, b)
 
 
-@algorithms
-@pytest.mark.parametrize(
-    "shape", [(128, 128, 128), (64, 64, 4096), (33, 65, 1000), (200, 300, 256), (512, 512, 64)]
-)
-def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape):
+MEMBERS = [(128, 128, 128), (64, 64, 4096), (33, 65, 1000), (200, 300, 256), (512, 512, 64)]
+PADDED = [shape[1:] for shape in cases.PADDED]
+
+
+@of_shapes(MEMBERS, [*FORMS, *PADDED] if cases.ON_GPU else (), (None, "thin", "pipelined"))
+@transposes
+def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape, trans_a, trans_b):
     m, n, k = shape
-    a, b = cases.operand("normal", (9, m, k)), cases.operand("normal", (9, k, n))
-    together = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
-    for member in (0, 5, 8):
-        alone = np.asarray(jk.sgemm(a[member], b[member], algorithm=algorithm))
+    members = 40 if shape in FORMS else 9
+    a, b = cases.operand("normal", (members, m, k)), cases.operand("normal", (members, k, n))
+    stored = cases.stored(a, trans_a), cases.stored(b, trans_b)
+    product = functools.partial(jk.sgemm, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm)
+    together = np.asarray(product(*stored))
+    for member in (0, 5, members - 1):
+        alone = np.asarray(product(*(x[member] for x in stored)))
         if cases.ON_GPU:  # XLA's own product makes no such promise
             assert alone.tobytes() == together[member].tobytes()
         cases.check(alone, a[member], b[member])
 
 
-@algorithms
-def test_repeats_bit_for_bit(algorithm):
-    for m, n, k in ((257, 130, 519), (64, 64, 8192), (1000, 40, 40)):
-        a, b = (
-            jnp.asarray(cases.operand("wide", (m, k))),
-            jnp.asarray(cases.operand("wide", (k, n))),
-        )
-        function = jax.jit(functools.partial(jk.sgemm, algorithm=algorithm))
-        first = np.asarray(function(a, b)).tobytes()
-        for _ in range(5):
-            assert np.asarray(function(a, b)).tobytes() == first
+@pytest.mark.parametrize(
+    "shape",
+    [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7), (700, 3, 50), (1, 515, 33)],
+)
+def test_few_k_have_the_bits_of_pipelined(gpu, shape):
+    """So that a batch may choose the rung: both sum in the order of k, one term after the other."""
+    m, n, k = shape
+    a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n), seed=1)
+    c = cases.operand("normal", (m, n), seed=2)
+    thin, pipelined = (
+        np.asarray(jk.sgemm(a, b, c, alpha=0.3, beta=0.7, algorithm=rung))
+        for rung in ("thin", "pipelined")
+    )
+    assert thin.tobytes() == pipelined.tobytes()
+
+
+@of_shapes(
+    [(257, 130, 519), (64, 64, 8192), (1000, 40, 40)],
+    [(1024, 1, 65536), (16, 16, 65536), (4, 1000, 4096)] if cases.ON_GPU else (),
+)
+@transposes
+def test_repeats_bit_for_bit(algorithm, shape, trans_a, trans_b):
+    """Blocks that share k add up in one order."""
+    m, n, k = shape
+    a = jnp.asarray(cases.stored(cases.operand("wide", (m, k)), trans_a))
+    b = jnp.asarray(cases.stored(cases.operand("wide", (k, n)), trans_b))
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
+    function = jax.jit(functools.partial(jk.sgemm, **flags))
+    first = np.asarray(function(a, b)).tobytes()
+    for _ in range(5):
+        assert np.asarray(function(a, b)).tobytes() == first
 
 
 @algorithms
@@ -219,18 +313,6 @@ def test_c_is_overwritten_in_place_when_donated(algorithm, k):
     kept = jnp.array(c)
     cases.check(jax.jit(function)(a, b, kept), a, b, c, alpha=-0.5, beta=2.0)
     assert np.array_equal(kept, c)
-
-
-@algorithms
-@pytest.mark.parametrize("shape", [(64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
-def test_deep_sums_of_whole_numbers_are_exact(algorithm, shape):
-    """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
-    m, n, k = shape
-    a, b = cases.operand("integers", (m, k)), cases.operand("integers", (k, n), seed=1)
-    c = cases.operand("integers", (m, n), seed=2)
-    options = {"alpha": -0.5, "beta": 3.0}
-    got = jk.sgemm(a, b, c, algorithm=algorithm, **options)
-    assert np.array_equal(got, cases.truth(a, b, c, **options))
 
 
 @pytest.mark.parametrize("k", [8000, 5003])
@@ -264,25 +346,6 @@ def test_error_is_no_worse_than_xlas(n, algorithm):
     # Two orders of summation differ by luck.
     assert ours <= 1.1 * error(jnp.matmul(a, b, precision="highest"))
     assert ours < 2e-6  # where TF32 has 3e-4
-
-
-def test_rows_with_padding(gpu):
-    """All transposes, with and without C, and members that share b; test_sgemm_plan.py shows that these are padded."""
-    problems = cases.edge_products(cases.PADDED)
-    _, _, n, k = cases.PADDED[0]
-    shared = cases.operand("normal", (64, 33, k)), cases.operand("normal", (1, k, n), seed=1)
-    cases.check_all([*problems, (*shared, None, {})], "pipelined")
-
-
-@pytest.mark.parametrize("shape", cases.PADDED)
-@pytest.mark.parametrize("algorithm", [None, "pipelined"])
-def test_a_padded_member_gets_the_bits_that_it_has_alone(gpu, algorithm, shape):
-    _, m, n, k = shape
-    a, b = cases.operand("normal", (9, m, k)), cases.operand("normal", (9, k, n), seed=1)
-    together = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
-    for member in (0, 8):
-        alone = np.asarray(jk.sgemm(a[member], b[member], algorithm=algorithm))
-        assert alone.tobytes() == together[member].tobytes()
 
 
 def call_with_padding(a, b, pads, **changes):

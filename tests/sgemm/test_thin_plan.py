@@ -86,7 +86,7 @@ def test_few_k_have_the_memory_that_their_stages_take(sizes, trans_a, trans_b):
 
 @pytest.mark.parametrize("kind", gemm_cases.EDGES_OF_THIN)
 def test_the_value_tests_reach_all_kernels(kind):
-    """The shapes of test_thin.py and the sanitizer's sweep."""
+    """The shapes of test_sgemm.py and the sanitizer's sweep."""
     kernels, shallow = set(), set()
     for batch, m, n, k in gemm_cases.EDGES_OF_THIN[kind]:
         for trans_a, trans_b in gemm_cases.TRANSPOSES:
