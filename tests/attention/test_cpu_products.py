@@ -91,13 +91,17 @@ def test_tangents_are_not_rounded(lacking):
 
 @pytest.mark.parametrize("in_axes", [(0, 0), (2, 1), (0, None), (None, 1)])
 @pytest.mark.parametrize("lacking", LACKING)
-def test_a_mapped_dimension_is_one_more_of_the_batch(lacking, in_axes):
-    """Unless an operand lacks it. tests/transforms has the values."""
+def test_vmap(lacking, in_axes):
     given = [
-        x if d is None else jnp.stack([x] * 3, d)
+        x if d is None else jnp.stack([x, -2 * x, x + 1], d)
         for x, d in zip(operands(lacking), in_axes, strict=True)
     ]
     mapped = jax.vmap(times(lacking), in_axes)
+    found = mapped(*given)
+    for i in range(3):
+        one = [x if d is None else jnp.take(x, i, d) for x, d in zip(given, in_axes, strict=True)]
+        np.testing.assert_array_equal(found[i], truth(lacking, *one))
+    # A mapped dimension is one more of the batch, unless an operand lacks it.
     assert count(mapped, *given) == ((0, 1) if None in in_axes else (1, 0))
 
 

@@ -117,6 +117,7 @@ def test_kinds_of_input(algorithm, trans_a, trans_b):
     cases.check_all(problems, algorithm)
 
 
+@pytest.mark.half_on_a_cpu
 @of_shapes([(70, 66, 500), (64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
 @transposes
 def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
@@ -193,6 +194,7 @@ def test_nan_in_c_with_beta_zero(algorithm, shape):
     cases.check(jk.sgemm(a, b, c, beta=0.0, algorithm=algorithm), a, b)
 
 
+@pytest.mark.half_on_a_cpu
 @of_shapes([(130, 131, 37), (33, 64, 260), (5, 3, 2)])
 @transposes
 def test_nan_and_infinity_stay_in_their_rows_and_columns(algorithm, shape, trans_a, trans_b):
@@ -246,6 +248,7 @@ MEMBERS = [(128, 128, 128), (64, 64, 4096), (33, 65, 1000), (200, 300, 256), (51
 PADDED = [shape[1:] for shape in cases.PADDED]
 
 
+@pytest.mark.half_on_a_cpu
 @of_shapes(MEMBERS, [*FORMS, *PADDED] if cases.ON_GPU else (), (None, "thin", "pipelined"))
 @transposes
 def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape, trans_a, trans_b):
@@ -278,6 +281,7 @@ def test_few_k_have_the_bits_of_pipelined(gpu, shape):
     assert thin.tobytes() == pipelined.tobytes()
 
 
+@pytest.mark.half_on_a_cpu
 @of_shapes(
     [(257, 130, 519), (64, 64, 8192), (1000, 40, 40)],
     [(1024, 1, 65536), (16, 16, 65536), (4, 1000, 4096)] if cases.ON_GPU else (),
