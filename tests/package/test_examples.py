@@ -1,16 +1,21 @@
-"""The examples, and the examples in docstrings, work."""
+"""The examples, what they show, and the examples in docstrings, work."""
 
 import doctest
+import functools
 import importlib
 import json
+import math
 import pkgutil
 
 import hlo
+import jax
+import numpy as np
 import pytest
 from example_modules import EXAMPLES, example
 from programs import run_python
 
-import jaxkernels
+import jaxkernels as jk
+import jaxkernels.flax
 
 # Trains for minutes unless asked for its short form, which its own test runs.
 LONG = EXAMPLES / "train_char_lm.py"
@@ -20,16 +25,19 @@ PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, SHARED})
 ARGUMENTS = {"train_without_logits": ("--steps", 2)}  # another test trains longer
 
 
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
-def test_example_runs(path):
+@pytest.fixture(autouse=True, scope="module")
+def what_examples_import():
     for module in ("equinox", "flax", "optax", "rich", "sklearn"):
         pytest.importorskip(module)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
+def test_example_runs(path):
     stdout, _ = run_python(path, *ARGUMENTS.get(path.stem, ()))
     assert stdout
 
 
 def test_digits_are_learned_by_our_kernels():
-    pytest.importorskip("sklearn")
     result = example("train_digits").main(["--epochs", "60"])
     assert result.last_loss < result.first_loss / 3
     assert result.accuracy > 0.9
@@ -40,13 +48,113 @@ def test_digits_are_learned_by_our_kernels():
 
 def test_a_model_is_trained_without_its_logits():
     """The losses are those of the plain form, in less than half of its memory."""
-    for module in ("flax", "optax", "rich"):
-        pytest.importorskip(module)
     plain, lean = example("train_without_logits").main(["--steps", "6"])
     assert lean.temporary_bytes < plain.temporary_bytes / 2
     for theirs, ours in zip(plain.losses, lean.losses, strict=True):
         assert abs(ours - theirs) <= 1e-4 * theirs
     assert lean.losses[-1] < lean.losses[0] - 0.5
+
+
+ATTENTION = {"masked_softmax_fwd", "masked_softmax_grad"}
+BLOCK = [
+    "--length",
+    "16",
+    "--dropout",
+    "0.3",
+]  # of equal bits, for otherwise the losses would differ
+# An example that compares modules, its arguments, and the operations of each module.
+COMPARISONS = [
+    *(
+        (
+            "flax_transformer",
+            [*BLOCK, "--dtypes", dtype],
+            [{*ATTENTION, "cross_entropy_fwd_grad"}] * 2,
+        )
+        for dtype in ("float32", "bfloat16")
+    ),
+    ("equinox_module", ["--length", "16"], [{"softmax_fwd", "softmax_grad"}, ATTENTION]),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "operations"), COMPARISONS)
+def test_modules_are_equal(name, arguments, operations):
+    findings = example(name).main(arguments)
+    assert all(finding.is_equal for finding in findings), findings
+    assert [set(finding.operations) for finding in findings] == operations
+    if name == "flax_transformer":
+        # Seven dense layers and two products of attention, each with two in the gradient.
+        assert {finding.products for finding in findings} == {27 if "float32" in arguments else 0}
+
+
+MISTAKES = {
+    "mask": {"mask": None},
+    "dropout_rng": {"dropout_rng": jax.random.key(99)},
+}
+
+
+@pytest.mark.parametrize("mistake", [*MISTAKES, "NaN"])
+def test_comparisons_notice_a_mistake(mistake, monkeypatch):
+    """Modules pass arguments by the names that the function's signature has."""
+    right = jaxkernels.flax.dot_product_attention
+
+    @functools.wraps(right)
+    def wrong(*arguments, **options):
+        result = right(*arguments, **{**options, **MISTAKES.get(mistake, {})})
+        return result * float("nan") if mistake == "NaN" else result
+
+    monkeypatch.setattr(jaxkernels.flax, "dot_product_attention", wrong)
+    findings = example("flax_transformer").main(BLOCK)
+    assert not any(finding.is_equal for finding in findings)
+
+
+def test_a_gaussian_process_needs_float32():
+    ours, tf32 = example("gaussian_process").main(["--points", "200", "--steps", "30"])
+    assert ours.steps == 30
+    assert ours.likelihood_error < 1e-3
+    assert ours.noise_needed <= 1e-4
+    assert ours.error < 0.2  # of a function between -3 and 3
+    assert ours.error / 3 < ours.deviation < 3 * ours.error
+    # TF32's own fit ends in NaN, or keeps to more noise than there is.
+    assert tf32.noise_needed > 100 * ours.noise_needed
+    assert math.isnan(tf32.likelihood_error)
+    assert tf32.eigenvalue < -1e-4
+    assert tf32.deviation > 1.5 * ours.deviation
+    assert tf32.kernel_error > 100 * ours.kernel_error
+
+
+def test_a_vocabulary_in_parallel(cpu_devices):
+    rows, vocabulary = 32, 512
+    arguments = ["--rows", str(rows), "--vocabulary", str(vocabulary)]
+    findings = {f.name: f for f in example("vocabulary_parallel").main(arguments)}
+    for finding in findings.values():
+        assert finding.is_equal, finding
+    statistics = 4 * 4 * rows
+    assert findings["cross_entropy"].sent == {"all-reduce": statistics}
+    assert findings["cross_entropy, gathered"].sent == {"all-gather": 4 * rows * vocabulary}
+    linear = findings["linear_cross_entropy"]
+    assert linear.sent == {"all-reduce": statistics + 4 * rows * 64}
+    assert tuple(linear.specs[1]) == (None, "vocabulary")
+
+
+def test_a_vocabulary_in_parallel_notices(cpu_devices, monkeypatch):
+    """The classes of the last device are left out."""
+    right = jk.cross_entropy
+
+    def wrong(logits, labels, **options):
+        return right(logits, labels, where=np.arange(512) < 448, **options)
+
+    monkeypatch.setattr(jk, "cross_entropy", wrong)
+    findings = example("vocabulary_parallel").main(["--rows", "32", "--vocabulary", "512"])
+    assert not findings[0].is_equal
+
+
+def test_what_was_exported_is_served(tmp_path):
+    result = example("serve_exported").main(["--folder", str(tmp_path)])
+    assert result.is_equal, result
+    assert set(result.differences) == {1, 3, 4, 20, 32}
+    assert result.platforms == ("cpu", "cuda")
+    # Attention's softmax and the last one, for each platform that has kernels.
+    assert result.kernels >= 2
 
 
 # Both tests need the same two trainings, which take longer than any other test.
@@ -55,8 +163,6 @@ one_process = pytest.mark.xdist_group("language model")
 
 @pytest.fixture(scope="module")
 def loss_curves(tmp_path_factory):
-    for module in ("flax", "optax", "rich"):
-        pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("char_lm")
     curves = {}
     for name, steps in (("flax", 80), ("jaxkernels", 160)):
@@ -102,8 +208,6 @@ MODULES = [
 def test_docstring_examples():
     attempted = 0
     for name in ["jaxkernels", *MODULES]:
-        if ".bench" in name:
-            pytest.importorskip("matplotlib")
         result = doctest.testmod(importlib.import_module(name))
         assert result.failed == 0, name
         attempted += result.attempted

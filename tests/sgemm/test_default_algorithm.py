@@ -1,14 +1,12 @@
 """default_algorithm and its environment variable: the rung of products that name none."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 
 import jax
 import numpy as np
 import pytest
+from programs import run_python
 
 import jaxkernels as jk
 
@@ -78,39 +76,21 @@ def test_a_block_belongs_to_its_thread():
     assert seen == [["auto"]]
 
 
-def test_dot_general_inside_flax():
-    nn = pytest.importorskip("flax.linen")
-    layer = nn.Dense(2, dot_general=jk.dot_general)
-    weights = layer.init(jax.random.key(0), A)
-    with jk.default_algorithm("split_tile"):
-        assert rungs_of(layer.apply, weights, A) == ["split_tile"]
+SHOWN = """
+import jax, numpy as np, jaxkernels as jk
+print(jax.make_jaxpr(jk.matmul)(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)))
+"""
 
 
-@pytest.mark.parametrize(("value", "expected"), [("pipelined", "pipelined"), ("", "auto")])
-def test_the_environment_decides_outside_of_blocks(value, expected):
-    code = (
-        "import jax, numpy as np, jaxkernels as jk\n"
-        f"assert 'algorithm=\\'{expected}\\'' in str(jax.make_jaxpr(jk.matmul)("
-        "np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)))\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "JAXKERNELS_ALGORITHM": value, "JAX_PLATFORMS": "cpu"},
-        check=True,
-        timeout=120,
-    )
+def test_the_environment_decides_outside_of_blocks():
+    for value, expected in (("pipelined", "pipelined"), ("", "auto")):
+        printed, _ = run_python("-c", SHOWN, JAXKERNELS_ALGORITHM=value, JAX_PLATFORMS="cpu")
+        assert f"algorithm='{expected}'" in printed
 
 
 def test_errors():
     with pytest.raises(ValueError, match="algorithm must be None or one of"):
         jk.default_algorithm("fastest")
-    result = subprocess.run(
-        [sys.executable, "-c", "import jaxkernels"],
-        env={**os.environ, "JAXKERNELS_ALGORITHM": "fastest", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode != 0
-    assert "JAXKERNELS_ALGORITHM must be one of naive, " in result.stderr
+    environment = {"JAXKERNELS_ALGORITHM": "fastest", "JAX_PLATFORMS": "cpu"}
+    _, said = run_python("-c", "import jaxkernels", expect=1, **environment)
+    assert "JAXKERNELS_ALGORITHM must be one of naive, " in said

@@ -24,7 +24,7 @@ LONG_HEADS = np.ones((2, 3, 7, 4), np.float32)
 SQUARE = np.ones((1, 3, 1, 3), np.float32)
 LOGITS = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
 LABEL = np.random.default_rng(1).integers(0, 7, (3, 5))
-COLUMNS = LOGITS[0].T
+OF_COLUMNS = {"logits": LOGITS[0].T, "labels": 1, "axis": 0}
 LOW = jnp.zeros(5, int)
 BEYOND = jnp.array([0, 1, 8, 1])
 SHAPE = (4096, 1024)
@@ -113,11 +113,7 @@ MASKED = (
     ({"bias": SCORES * 1j}, TypeError, "bias.*complex64"),
     ({"bias": SEEN}, TypeError, "bias.*bool.*mask="),
     ({"mask": 0.125}, ValueError, r"Write mask != 0\. A factor of scores is scale=$"),
-    (
-        {"bias": 0.125},
-        ValueError,
-        "bias must be .* got a number, .* A factor of the scores is scale=$",
-    ),
+    ({"bias": 0.125}, ValueError, "bias must be .* a number, .* A factor of the scores is scale=$"),
     ({"mask": SEEN[:3, :4]}, ValueError, r"of scores: write mask\[:, :, None\]"),
     ({"bias": SCORES[:, 0, 0]}, ValueError, "bias has shape .* of scores: write bias"),
     ({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)"),
@@ -178,26 +174,14 @@ CROSS_ENTROPY = (
     ({"logits": LOGITS > 0}, TypeError, r"real numbers; got bool\. Write logits\.astype\(jnp\.fl"),
     ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. The order is .*"),
     ({"logits": LOGITS * 1j}, TypeError, "logits.*complex64"),
-    (
-        {"logits": COLUMNS, "labels": np.ones(7) / 7, "axis": 0},
-        (ValueError, TypeError),
-        r"labels.* \(7,\)",
-    ),
-    (
-        {"logits": COLUMNS, "labels": 1, "where": SEEN[0, :7], "axis": 0},
-        ValueError,
-        r"\(7,\).*where\[:, None\]",
-    ),
+    ({**OF_COLUMNS, "labels": np.ones(7) / 7}, (ValueError, TypeError), r"labels.* \(7,\)"),
+    ({**OF_COLUMNS, "where": SEEN[0, :7]}, ValueError, r"\(7,\).*where\[:, None\]"),
 )
 # The same of logits of shape (4, 8): what was given, and what to write instead.
 OF_A_MATRIX = (
     ({"labels": np.zeros(4, "f")}, TypeError, r"labels are float32 .* labels\.astype"),
     ({"labels": np.eye(4, 8, dtype=int)}, ValueError, r"are int32 .* write labels\.argmax\(-1\)$"),
-    (
-        {"logits": X.T, "labels": X.T > 1, "axis": 0},
-        TypeError,
-        r"bool .* write labels\.argmax\(0\)$",
-    ),
+    ({"logits": X.T, "labels": X.T > 1, "axis": 0}, TypeError, r"bool .* labels\.argmax\(0\)$"),
     ({"labels": ZEROS[:, None]}, ValueError, r"\(4, 1\), .*labels\.squeeze\(-1\)$"),
     ({"labels": BEYOND}, ValueError, "labels must be smaller than 8"),
     ({"where": SEEN[:, 0]}, ValueError, r"where hides classes. .* give them a negative label$"),
@@ -212,11 +196,7 @@ LOG_PROBS = (
     ({"ids": BEYOND}, ValueError, "token_log_probs: .* smaller than 8"),
     ({"logits": X.T, "ids": X.T.astype(int), "axis": 0}, ValueError, r"write ids\.argmax\(0\)$"),
     ({"ids": np.eye(4, 8, dtype="f")}, TypeError, r"For one-hot ids write ids\.argmax\(-1\)$"),
-    (
-        {"logits": X.T, "ids": ZEROS[None], "axis": 0},
-        ValueError,
-        r"\(1, 4\), .*: write ids\.squeeze\(0\)$",
-    ),
+    ({"logits": X.T, "ids": ZEROS[None], "axis": 0}, ValueError, r"\(1, 4\), .*ids\.squeeze\(0\)$"),
     ({"logits": LOGITS, "ids": LOW}, ValueError, r"ids has shape \(5,\), .*: write ids\[None\]"),
     ({"logits": ZEROS, "ids": X}, ValueError, "come first$"),
     ({"temperature": np.zeros(4)}, ValueError, "temperature must be positive"),
@@ -273,24 +253,14 @@ RUNGS = (
     *IMPLEMENTATIONS,
     ({"algorithm": "fastest"}, ValueError, "algorithm must be None or one of 'naive'"),
     ({"algorithm": ["naive"]}, (TypeError, ValueError), "algorithm"),
-    (
-        {"implementation": "xla", "algorithm": "naive"},
-        ValueError,
-        "has no algorithms; got .*'naive'",
-    ),
+    ({"implementation": "xla", "algorithm": "naive"}, ValueError, "no algorithms; got .*'naive'"),
 )
 PRODUCTS = (
     *RUNGS,
     (NARROW, TypeError, "preferred_element_type must be None or float32"),
     ({"preferred_element_type": ["float32"]}, (TypeError, ValueError), ""),
     ({"precision": "sloppy"}, (TypeError, ValueError), "sloppy"),
-    (
-        {"precision": FLOAT64},
-        *(
-            ValueError,
-            r"float32 products are computed in float32.*Drop precision=, or .*jnp\.matmul$",
-        ),
-    ),
+    ({"precision": FLOAT64}, ValueError, r"computed in float32.*Drop .*, or .*jnp\.matmul$"),
     ({"other_dtypes": "float64"}, ValueError, "other_dtypes must be None or 'xla'"),
 )
 MATMUL = (
@@ -313,7 +283,7 @@ MATMUL = (
     (
         {"a": HALF.T, "b": HALF, **NARROW},
         TypeError,
-        r"Pass float32, and write \.astype\(jnp\.bfloat16\)",
+        r"float32, and write \.astype\(jnp\.bfloat16\)",
     ),
     ({"a": HALF.T, "other_dtypes": "xla", "algorithm": "pipelined"}, TypeError, "must be float32"),
     ({"a": HALF.T, "other_dtypes": "xla", "implementation": "ffi"}, TypeError, "must be float32"),
@@ -417,10 +387,7 @@ FLAX = (
     ({"module": "layer"}, TypeError, "module.*str"),
     *(({name: jnp.einsum}, ValueError, "together") for name in HOOKS),
     ({**HOOKS, "precision": "highest"}, ValueError, "exclude"),
-    (
-        {**HOOKS, "key": LAYERS[:, :, :2], "value": LAYERS[:, :, :2]},
-        *(ValueError, "as many key heads"),
-    ),
+    ({**HOOKS, **dict.fromkeys(OPERANDS[1:], LAYERS[:, :, :2])}, ValueError, "as many key heads"),
     ({"empty_rows": None}, ValueError, "None"),
     ({"implementation": "cudnn"}, ValueError, "cudnn"),
     ({"window": -1}, ValueError, "-1"),
@@ -449,11 +416,7 @@ PLAN_ROWS = (
     ({"device": 132}, TypeError, "132"),
     ({"device": "T4"}, ValueError, "'T4' has compute capability 7.5, and kernels need 8.0"),
     ({"tier": "smem"}, ValueError, "tier.*'smem'"),
-    (
-        {"shape": (2, 1 << 20), "tier": "block_smem"},
-        ValueError,
-        "bytes of shared memory.*h200.*Leave tier= out",
-    ),
+    ({"shape": (2, 1 << 20), "tier": "block_smem"}, ValueError, "shared.*h200.*Leave tier= out"),
 )
 PLAN_SGEMM = (
     ({"a_shape": 4, "b_shape": 4}, TypeError, "a_shape must be a sequence of integers"),
@@ -464,11 +427,7 @@ PLAN_SGEMM = (
     ({"batch": 2}, ValueError, "batch needs sizes"),
     ({"algorithm": "fast"}, ValueError, "algorithm must be None or one of"),
     ({"device": "tpu"}, ValueError, "device must be one of"),
-    (
-        {"a_shape": 2**22, "b_shape": 2**22, "k": 1, "algorithm": "naive"},
-        ValueError,
-        "than a GPU takes",
-    ),
+    ({"a_shape": 2**22, "b_shape": 2**22, "k": 1, "algorithm": "naive"}, ValueError, "a GPU takes"),
 )
 SHAPES = {"x_shape": (4, 8), "w_shape": (8, 9), "dtype": "float32", "of_dtype": None}
 SIZES = {"x_shape": 1000, "w_shape": 8, "dtype": 100, "of_dtype": "float32"}
