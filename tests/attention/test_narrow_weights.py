@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import narrow_cases
 import numpy as np
 import pytest
+from attention_cases import Truth
 from jax import lax
 from memory_stats import SLACK, stats
 from narrow_cases import assert_rounded, of_length, weights
@@ -85,28 +86,6 @@ def test_reverse_mode_keeps_bfloat16_weights_alone():
     assert kept == {"bfloat16"}
 
 
-def exact_gradients(q, k, v, bias, dy, seen):
-    """Those of q, k, v and bias, in float64."""
-    q, k, v, bias, dy = (np.asarray(x).astype(np.float64) for x in (q, k, v, bias, dy))
-    scale, groups = q.shape[-1] ** -0.5, q.shape[2] // k.shape[2]
-
-    def of_key_heads(x):
-        return x.reshape(*x.shape[:2], k.shape[2], groups, -1).sum(3)
-
-    keys, values = (x.repeat(groups, 2) for x in (k, v))
-    scores = np.where(seen, scale * np.einsum("btnh,bsnh->bnts", q, keys) + bias, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    dp = np.einsum("btnh,bsnh->bnts", dy, values)
-    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
-    return [
-        scale * np.einsum("bnts,bsnh->btnh", ds, keys),
-        of_key_heads(scale * np.einsum("bnts,btnh->bsnh", ds, q)),
-        of_key_heads(np.einsum("bnts,btnh->bsnh", p, dy)),
-        ds,
-    ]
-
-
 @pytest.mark.parametrize("masked", ["all", "causal", "mask"])
 @pytest.mark.parametrize(
     ("heads", "sizes"), [((2, 2), (64, 3, 6, 8)), ((4, 2), (3, 32, 48, 16))], ids=["short", "long"]
@@ -141,7 +120,9 @@ def test_gradients_of_peaked_weights(masked, heads, sizes):
             seen[..., 0] = True
         if masked == "causal":
             seen = np.tri(t, s, dtype=bool)[None, None]
-        wanted = exact_gradients(*operands, dy, seen)
+        options = {"mask": seen, "bias": operands[3]}
+        truth = Truth(*operands[:3], "bfloat16", **options).gradients(np.asarray(dy))
+        wanted = [truth[name][0] for name in ("q", "k", "v", "scores")]
         for ours, peer, want in zip(*of_both(*operands, dy=dy, seen=seen), wanted, strict=True):
             error, allowed = (
                 np.linalg.norm(np.asarray(x).astype(np.float64) - want) / np.linalg.norm(want)
