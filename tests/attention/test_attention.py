@@ -31,31 +31,26 @@ def run_all(function, q, k, v, argument_sets):
         return program(q, k, v)
 
 
+XLAS = {"implementation": "xla"}  # shows that the truth is what jax.nn means
+CALLS = {
+    **{name: (sizes, {"empty_rows": "zero"}) for name, sizes in SIZES.items()},
+    "grouped-mean": (GROUPED, {"empty_rows": "mean"}),
+    "grouped-xla": (GROUPED, XLAS),
+}
+
+
 @pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("sizes", "empty_rows"),
-    [*((sizes, "zero") for sizes in SIZES.values()), (GROUPED, "mean")],
-    ids=[*SIZES, "grouped-mean"],
-)
-def test_arguments(sizes, empty_rows):
+@pytest.mark.parametrize(("sizes", "options"), CALLS.values(), ids=CALLS)
+def test_arguments(sizes, options):
     q, k, v = cases.operands(sizes)
     sets = cases.arguments(sizes)
-    ours = functools.partial(jk.dot_product_attention, empty_rows=empty_rows)
-    for name, options, got in zip(
-        sets, sets.values(), run_all(ours, q, k, v, sets.values()), strict=True
-    ):
+    results = run_all(
+        functools.partial(jk.dot_product_attention, **options), q, k, v, sets.values()
+    )
+    empty_rows = options.get("empty_rows", "mean")
+    for (name, arguments), got in zip(sets.items(), results, strict=True):
         assert got.dtype == jnp.float32
-        check(got, Truth(q, k, v, empty_rows=empty_rows, **options).result(), name)
-
-
-def test_the_truth_is_what_jax_nn_means():
-    q, k, v = cases.operands(GROUPED)
-    sets = cases.arguments(GROUPED)
-    peer = functools.partial(jk.dot_product_attention, implementation="xla")
-    for name, options, got in zip(
-        sets, sets.values(), run_all(peer, q, k, v, sets.values()), strict=True
-    ):
-        check(got, Truth(q, k, v, empty_rows="mean", **options).result(), name)
+        check(got, Truth(q, k, v, empty_rows=empty_rows, **arguments).result(), name)
 
 
 def test_some_queries_see_nothing():

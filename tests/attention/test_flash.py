@@ -17,6 +17,7 @@ import jaxkernels as jk
 from jaxkernels._attention import checks, choice, default, flash_forms
 from jaxkernels._attention.problem import present
 from jaxkernels._rows.masked_kernels import band_of
+from jaxkernels.flax import dot_product_attention as flax_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:jaxkernels runs its pure-JAX reference")
 GROUPED = SIZES["grouped"]
@@ -236,3 +237,55 @@ def test_a_batch_that_vmap_makes_too_large(monkeypatch):
         several = jax.ShapeDtypeStruct((members, *one.shape), one.dtype)
         function = jax.vmap(lambda q: jk.dot_product_attention(q, q, q))
         assert flash_cases.calls_of_cudnn(function, several) == calls
+
+
+def flax_takes_flash(*operands, **options):
+    program = jax.make_jaxpr(functools.partial(flax_attention, **options))(*operands)
+    return "jaxkernels_flash_attention" in str(program)
+
+
+TAKES = {
+    "plain": {},
+    "linen": {"force_fp32_for_softmax": False, "deterministic": True, "dropout_rate": 0.5},
+    "causal": {"is_causal": True, "window": (4, 0)},
+    "mask": {"mask": np.ones((GROUPED.T, GROUPED.S), np.float32)},
+    "bias": {"bias": jnp.zeros((GROUPED.N, 1, 1), "bfloat16")},
+}
+TAKES_NOT = {
+    "float32-softmax": {"force_fp32_for_softmax": True},
+    "dropout": {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)},
+    "precision": {"precision": "high"},
+    "mean": {"empty_rows": "mean"},
+    "pinned": {"implementation": "xla"},
+    "hook": {"einsum_dot_general": jax.lax.dot_general},
+    "wide-bias": {"bias": np.zeros((GROUPED.N, 1, 1), np.float32)},
+    "dtype": {"dtype": jnp.float32},
+    "later-keys": {"window": (4, 4)},
+}
+
+
+@pytest.mark.parametrize("name", [*TAKES, *TAKES_NOT])
+def test_who_flax_takes_flash(name):
+    options = TAKES[name] if name in TAKES else TAKES_NOT[name]
+    assert flax_takes_flash(*OPERANDS, **options) == (name in TAKES)
+
+
+def test_another_depth_of_values_in_flax():
+    q, k, v = OPERANDS
+    assert not flax_takes_flash(q, k, v[..., :8])
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (2, 1), (1, 1, 2)])
+def test_any_leading_dimensions_in_flax(leading):
+    """Compares with our own kernels; mask and bias broadcast along different dimensions."""
+    members = int(np.prod(leading))
+    sizes = cases.Sizes(members, 16, 32, 4, 2, 16)
+    q, k, v = (x.reshape(*leading, *x.shape[1:]) for x in cases.operands(sizes, "bfloat16"))
+    rng = np.random.default_rng(3)
+    mask = rng.random((*leading[:1], *(1,) * max(len(leading) - 1, 0), 1, 16, 32)) < 0.6
+    bias = jnp.asarray(rng.standard_normal((*leading[-1:], 4, 1, 32)), "bfloat16")
+    run = functools.partial(flax_attention, bias=bias, mask=mask)
+    assert flax_takes_flash(q, k, v, bias=bias, mask=mask)
+    got = np.asarray(run(q, k, v), np.float32)
+    want = np.asarray(run(q, k, v, implementation="ffi"), np.float32)
+    assert np.abs(got - want).max() <= 2.0**-6 * np.abs(want).max()

@@ -1,6 +1,7 @@
 """Programs that are compiled ahead of time, from shapes and shardings alone, and loaded by another process."""
 
 import gc
+import json
 import pickle
 
 import jax
@@ -90,3 +91,35 @@ def test_another_process_loads_an_executable(count, tmp_path, cpu_devices):
     with np.load(results) as arrays:
         for name, program in programs.items():
             check([arrays[f"{name} {i}"] for i in range(len(program.results))], program)
+
+
+HIT, MISS = [1, 0], [0, 1]
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_second_process_finds_what_the_first_compiled(devices, tmp_path):
+    """In JAX's persistent cache, in another order, as a key may not depend on what was compiled before; the results are the same bits."""
+
+    def run(number, *order):
+        results = tmp_path / f"{number}.npz"
+        stdout, _ = run_python(
+            "compilation_cache_worker.py",
+            devices,
+            tmp_path / "cache",
+            results,
+            *order,
+            JAX_PLATFORMS="cpu",
+            XLA_FLAGS=None,
+        )
+        with np.load(results) as arrays:
+            return json.loads(stdout.splitlines()[-1]), dict(arrays)
+
+    compiled, first = run(1)
+    # No program found an entry of another one, though all have one name and most have one shape.
+    assert compiled == dict.fromkeys(compiled, MISS)
+    loaded, second = run(2, "reversed")
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert second[name].tobytes() == array.tobytes(), name
+    assert loaded.keys() == compiled.keys()
+    assert not [name for name, counts in loaded.items() if counts != HIT]

@@ -13,7 +13,7 @@ import re
 import sys
 
 import pytest
-from programs import run_python
+from programs import ROOT, run_python
 
 FLAGS = "--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1"
 THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
@@ -147,22 +147,6 @@ def test_runs_inside_a_command_buffer(gpu, tmp_path):
             check_captured(dump.read_text(), int(results))
 
 
-def test_reading_of_the_dump():
-    """The reader tells a captured custom call from one that is not."""
-    inside = "000: kCommandBuffer\n  000: kCustomCall a\n  001: kKernel b\n"
-    text = f"{inside}001: kCustomCall c\n"
-    assert thunks(text) == [
-        ("kCommandBuffer", False),
-        ("kCustomCall", True),
-        ("kKernel", True),
-        ("kCustomCall", False),
-    ]
-    check_captured(inside, 1)
-    for broken, results in ((text, 1), (inside, 2)):  # a call outside, a call missing
-        with pytest.raises(AssertionError):
-            check_captured(broken, results)
-
-
 def test_values_of_the_program():
     """Without the command buffer, on any machine: what the captured program is held to is right."""
     run_python("-c", PROGRAM)
@@ -171,8 +155,6 @@ def test_values_of_the_program():
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA modules are built on Linux only")
 def test_every_cuda_handler_has_the_trait():
     """Read from the sources, so that a machine without a GPU notices a handler that lost it."""
-    from programs import ROOT
-
     for source in ("rows/cuda/handlers.cc", "sgemm/handlers.cc"):
         _, *definitions = (ROOT / "ffi" / source).read_text().split("XLA_FFI_DEFINE_HANDLER")
         assert definitions

@@ -7,7 +7,10 @@ compiled HLO for collectives, and holds the parts of the results that its proces
 import re
 import socket
 
+import jax
 import pytest
+import sharded_programs
+from distributed_worker import run
 from programs import run_python_together
 
 
@@ -46,3 +49,15 @@ def test_a_program_that_ends_early_ends_the_others():
             ("-u", "-c", "import time; print('waits'); time.sleep(1000)"),
             ("-c", "import sys; print('gives up'); sys.exit(3)"),
         )
+
+
+@pytest.mark.parametrize("name", sharded_programs.LAYOUTS)
+def test_several_gpus(name, gpu):
+    """Values over all GPUs of this machine, where there are several, and what they cost."""
+    gpus = jax.devices(gpu.platform)
+    if len(gpus) < 2 or len(gpus) % 2:
+        pytest.skip(f"needs 2, 4, ... GPUs, and there are {len(gpus)}")
+    program = sharded_programs.program(name)
+    for mesh in sharded_programs.meshes(gpus).values():
+        for specs, collectives in program.layouts:
+            run(program, mesh, specs, collectives)

@@ -75,24 +75,8 @@ def test_links_between_documents(path):
 
 
 def test_documents_have_programs():
-    assert len(PROGRAMS) >= 7
-    assert {name.partition(",")[0] for name in PROGRAMS} == {
-        "README.md",
-        "docs/attention.md",
-        "docs/faq.md",
-        "docs/gaussian_processes.md",
-        "docs/index.md",
-        "docs/losses.md",
-        "docs/plans.md",
-        "docs/reinforcement_learning.md",
-        "docs/sharding.md",
-        "docs/tutorials/devices.md",
-        "docs/tutorials/flax_softmax.md",
-        "docs/tutorials/float32.md",
-        "docs/tutorials/loss.md",
-        "docs/tutorials/masks.md",
-        "docs/tutorials/row_operation.md",
-    }
+    """README and 14 pages of docs."""
+    assert len({name.partition(",")[0] for name in PROGRAMS}) == 15
 
 
 def test_readme_has_the_commands_that_ci_runs():

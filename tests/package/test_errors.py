@@ -152,7 +152,8 @@ ROW, HALF_ROW, MASK, NO_COLUMNS = (
     ((2, 0), F32),
 )
 LABEL, LABELS = ((2, 1), "int32"), ((2, 3), "int32")
-KEPT, SIX, PAIR, HALVES = ((2, 7), F32), ((2, 6), F32), ((2, 2), F32), ((2, 4), "bfloat16")
+KEPT, SIX, PAIR = ((2, 7), F32), ((2, 6), F32), ((2, 2), F32)
+HALF_PAIR, HALVES = ((2, 2), "bfloat16"), ((2, 4), "bfloat16")
 PART = {"scale": 1.0, "has_mask": False, "all_sums": False}
 WHOLE = {**PART, "left": -(1 << 30), "right": 1 << 30, "from_end": True, "tier": "auto"}
 # Calls of each target: the operation, operands, the result, changes of attributes, and what the handler says.
@@ -177,7 +178,7 @@ REFUSED_BY_ROWS = (
     ("cross_entropy_fwd", [NO_COLUMNS, LABEL], KEPT, {}, "columns of x: expected 1 or more, got 0"),
     ("cross_entropy_fwd", [ROW, LABEL, ROW], KEPT, {}, "scales: expected .* with 1"),
     ("cross_entropy_fwd", [ROW, LABEL, PAIR, PAIR], KEPT, {}, "operands: expected 3, got 4"),
-    ("cross_entropy_fwd", [HALF_ROW, LABEL, HALVES], KEPT, {}, "scales: expected float32, got bf"),
+    ("cross_entropy_fwd", [HALF_ROW, LABEL, HALF_PAIR], KEPT, {}, "scales: expected float32, got"),
     ("cross_entropy_grad", [ROW, LABEL, KEPT, ROW], ROW, {}, "cotangent: expected .* with 4 in pl"),
     ("cross_entropy_grad", [ROW, LABEL, KEPT, HALVES], ROW, {}, "cotangent: expected float32 or"),
     ("cross_entropy_fwd_grad", [ROW, LABEL, PAIR], ROW, {}, "results: expected 2, got 1"),
@@ -194,7 +195,7 @@ REFUSED_BY_STATISTICS = (
     ("softmax_grad", [ROW], PAIR, {}, "number of the operands: expected 2, got 1"),
     ("softmax_grad", [ROW, PAIR], PAIR, {}, r"shape of dy: expected \(2, 3\)"),
     ("softmax_fwd", [ROW], ROW, {}, r"shape of the statistics: expected \(2, 3\) with 2"),
-    ("softmax_fwd", [ROW], ((2, 2), "bfloat16"), {}, "dtype of the statistics: expected float32"),
+    ("softmax_fwd", [ROW], HALF_PAIR, {}, "dtype of the statistics: expected float32"),
     ("softmax_fwd", [NO_COLUMNS], PAIR, {}, "columns of x: expected 1 or more"),
     ("softmax_fwd", [((), F32)], PAIR, {}, "rank of x"),
 )

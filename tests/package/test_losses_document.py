@@ -111,16 +111,3 @@ def test_what_replaces_others(section):
     assert len(found) == len(wanted)
     for program, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(eval(program, names), want, rtol=1e-5, err_msg=program)
-
-
-def test_a_shard_map_has_the_mean_of_its_rows(cpu_devices):
-    auto = jax.sharding.AxisType.Auto
-    mesh = jax.make_mesh((4,), ("a",), axis_types=(auto,), devices=cpu_devices[:4])
-    rows = jax.sharding.PartitionSpec("a")
-
-    def body(x, labels):
-        return jk.linear_cross_entropy(x, W, labels, reduction="mean")[None]
-
-    found = jax.shard_map(body, mesh=mesh, in_specs=(rows, rows), out_specs=rows)(X, LABELS)
-    want = np.mean(loss(LOGITS)[0].reshape(4, -1), -1)
-    np.testing.assert_allclose(found, want, rtol=1e-5)

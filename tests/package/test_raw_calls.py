@@ -1,6 +1,7 @@
 """Wrong calls of the FFI targets are errors: none ends the process, whatever a program asks of them."""
 
 import re
+import sys
 
 import pytest
 from programs import run_python
@@ -21,3 +22,11 @@ def test_wrong_calls(device):
     assert [name for name, _, _ in served] == list(targets)
     for name, fits, calls in served:
         assert 0 < int(fits) < int(calls), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits addresses by what /proc says")
+@pytest.mark.parametrize("rows", [1, 3], ids=("caller", "pool"))
+def test_out_of_memory(rows):
+    """An exception becomes an error of JAX, in the thread that XLA calls the handler in, and in those of the pool that share the rows."""
+    printed, _ = run_python("out_of_memory_worker.py", rows, JAX_PLATFORMS="cpu")
+    assert printed == "RESOURCE_EXHAUSTED: out of memory\nright again\n"

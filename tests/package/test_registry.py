@@ -58,17 +58,9 @@ def test_version_check(built, running, fits):
     if fits:
         registry.check_api_version("jaxkernels._cpu", built, running)
         return
-    with pytest.raises(ImportError) as raised:
+    places = f"{built[0]}.{built[1]}.*{running[0]}.{running[1]}.*pip install"
+    with pytest.raises(ImportError, match=rf"(?s)jaxkernels\._cpu.*{places}"):
         registry.check_api_version("jaxkernels._cpu", built, running)
-    text = str(raised.value)
-    for part in (
-        "jaxkernels._cpu",
-        f"{built[0]}.{built[1]}",
-        f"{running[0]}.{running[1]}",
-        "jaxlib",
-        "pip install",
-    ):
-        assert part in text
 
 
 def test_older_jaxlib_gets_one_import_error_and_keeps_its_backend(tmp_path):
@@ -211,31 +203,29 @@ def test_a_gpu_without_code_gets_plain_jax():
         assert text.endswith("Reinstall jaxkernels with JK_CUDA=ON CUDAARCHS='90a-real'")
 
 
-@pytest.fixture
-def a_gpu_without_code(gpu, monkeypatch):
-    """The GPU under test, and a CUDA module that says that it was compiled for another one."""
+def test_programs_run_on_a_gpu_without_code(gpu, monkeypatch):
+    """The CUDA module says that it was compiled for another GPU than that under test."""
+
+    def forget():
+        for cache in (registry._why_no_code, registry.warn_missing_cuda):
+            cache.cache_clear()
+        jax.clear_caches()
+
     monkeypatch.setattr(registry.cuda_module, "architectures", lambda: "75-real")
-    caches = (registry._why_no_code, registry.warn_missing_cuda)
-    for cache in caches:
-        cache.cache_clear()
-    jax.clear_caches()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-    jax.clear_caches()
-
-
-def test_programs_run_on_a_gpu_without_code(a_gpu_without_code):
-    x = jax.random.normal(jax.random.key(0), (4, 33))
-    with pytest.warns(UserWarning, match=r"compiled for 75-real.*CUDAARCHS="):
-        value = jax.jit(jk.softmax)(x)
-    assert jnp.allclose(value, jax.nn.softmax(x), rtol=1e-5)
-    query = jnp.ones((1, 8, 2, 16), jnp.bfloat16)
-    assert jk.dot_product_attention(query, query, query).shape == query.shape
-    assert jk.matmul(x, x.T).shape == (4, 4)
-    assert not any(s.live for s in registry.status() if s.platform == "CUDA")
-    with pytest.raises(NotImplementedError, match="compiled for 75-real"):
-        jk.softmax(x, implementation="ffi")
+    forget()
+    try:
+        x = jax.random.normal(jax.random.key(0), (4, 33))
+        with pytest.warns(UserWarning, match=r"compiled for 75-real.*CUDAARCHS="):
+            value = jax.jit(jk.softmax)(x)
+        assert jnp.allclose(value, jax.nn.softmax(x), rtol=1e-5)
+        query = jnp.ones((1, 8, 2, 16), jnp.bfloat16)
+        assert jk.dot_product_attention(query, query, query).shape == query.shape
+        assert jk.matmul(x, x.T).shape == (4, 4)
+        assert not any(s.live for s in registry.status() if s.platform == "CUDA")
+        with pytest.raises(NotImplementedError, match="compiled for 75-real"):
+            jk.softmax(x, implementation="ffi")
+    finally:
+        forget()
 
 
 def test_module_imports_without_a_gpu_or_driver():

@@ -1,6 +1,7 @@
 """Arguments that decide which program is made: traced, they raise what JAX raises, and the text says what to do."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -15,47 +16,43 @@ Q = jnp.ones((2, 4, 2, 8))
 attention = functools.partial(jk.dot_product_attention, Q, Q, Q)
 NUMBERS = (((1,), (0,)), ((), ()))
 
-ROWS = "tier implementation"
-PRODUCTS = "algorithm implementation"
-LINEAR = "return_entropy dtype max_bytes implementation"
-# Functions of keyword arguments alone, and the names of those which may not be traced.
-STATIC = {
-    "softmax": (functools.partial(jk.softmax, X), f"axis {ROWS}"),
-    "softmax-xla": (functools.partial(jk.softmax, X, implementation="xla"), "axis"),
-    "log_softmax": (functools.partial(jk.log_softmax, X), f"axis {ROWS}"),
-    "logsumexp": (functools.partial(jk.logsumexp, X), f"axis keepdims return_sign {ROWS}"),
-    "rms_norm": (functools.partial(jk.rms_norm, X), f"axis epsilon scale_offset {ROWS}"),
-    "cross_entropy": (
-        functools.partial(jk.cross_entropy, X, 1),
-        f"axis reduction return_lse return_entropy {ROWS}",
-    ),
-    "token_log_probs": (
-        functools.partial(jk.token_log_probs, X, 1),
-        f"axis return_entropy {ROWS}",
-    ),
-    "scores": (
-        functools.partial(jk.scaled_masked_softmax, X),
-        f"causal window empty_rows {ROWS}",
-    ),
-    "attention": (
-        attention,
-        "is_causal local_window_size return_residual empty_rows implementation",
-    ),
-    "flax": (
-        functools.partial(jkflax.dot_product_attention, Q, Q, Q),
-        "is_causal window empty_rows implementation deterministic dropout_rate force_fp32_for_softmax",
-    ),
-    "matmul": (functools.partial(jk.matmul, X, X.T), PRODUCTS),
-    "dot_general": (functools.partial(jk.dot_general, X, X.T, dimension_numbers=NUMBERS), PRODUCTS),
-    "linear_cross_entropy": (
-        functools.partial(jk.linear_cross_entropy, X, X.T, 0),
-        f"trans_w reduction return_lse logits_dtype {LINEAR}",
-    ),
-    "linear_token_log_probs": (functools.partial(jk.linear_token_log_probs, X, X.T, 0), LINEAR),
-    "sgemm": (functools.partial(jk.sgemm, X, X.T), f"trans_a trans_b {PRODUCTS}"),
+# Calls whose further arguments may not be traced, but for these.
+CALLS = {
+    "softmax": functools.partial(jk.softmax, X),
+    "softmax-xla": functools.partial(jk.softmax, X, implementation="xla"),
+    "log_softmax": functools.partial(jk.log_softmax, X),
+    "logsumexp": functools.partial(jk.logsumexp, X),
+    "rms_norm": functools.partial(jk.rms_norm, X),
+    "cross_entropy": functools.partial(jk.cross_entropy, X, 1),
+    "token_log_probs": functools.partial(jk.token_log_probs, X, 1),
+    "scores": functools.partial(jk.scaled_masked_softmax, X),
+    "attention": attention,
+    "flax": functools.partial(jkflax.dot_product_attention, Q, Q, Q),
+    "matmul": functools.partial(jk.matmul, X, X.T),
+    "dot_general": functools.partial(jk.dot_general, X, X.T, dimension_numbers=NUMBERS),
+    "linear_cross_entropy": functools.partial(jk.linear_cross_entropy, X, X.T, 0),
+    "linear_token_log_probs": functools.partial(jk.linear_token_log_probs, X, X.T, 0),
+    "sgemm": functools.partial(jk.sgemm, X, X.T),
+}
+MAY_BE_TRACED = {
+    *("where", "mask", "bias", "b", "c", "scale", "weights", "alpha", "beta", "dropout_rng"),
+    *("label_smoothing", "z_loss", "temperature", "logit_soft_cap"),
+    *("query_seq_lengths", "key_value_seq_lengths"),
+}
+# What JAX or Flax check.
+OF_OTHERS = {
+    *("initial", "precision", "preferred_element_type", "out_sharding", "other_dtypes", "module"),
+    *("broadcast_dropout", "promote_dtype", "einsum_dot_general", "qk_attn_weights_einsum"),
+    *("attn_weights_value_einsum", "dtype of flax", "tier of softmax-xla"),
 }
 CASES = [
-    *((case, name, 1) for case, (_, names) in STATIC.items() for name in names.split()),
+    *(
+        (case, name, 1)
+        for case, call in CALLS.items()
+        for name in inspect.signature(call).parameters
+        if not {name, f"{name} of {case}"} & (MAY_BE_TRACED | OF_OTHERS)
+        and name not in (call.keywords or {})
+    ),
     *(("softmax", "axis", (0, 1)), ("log_softmax", "axis", [0])),
     *(("scores", "window", (1, 2)), ("attention", "local_window_size", (1, 2))),
     ("dot_general", "dimension_numbers", NUMBERS),
@@ -65,7 +62,7 @@ CASES = [
 @pytest.mark.parametrize(("case", "name", "value"), CASES)
 def test_a_traced_argument_is_named(case, name, value):
     with pytest.raises(ConcretizationTypeError, match=rf"{name}.*static_argnames='{name}'"):
-        jax.jit(STATIC[case][0])(**{name: value})
+        jax.jit(CALLS[case])(**{name: value})
 
 
 def test_every_transformation_traces():

@@ -6,7 +6,6 @@ import pathlib
 import types
 import typing
 
-import jax.numpy as jnp
 import pytest
 from jax.typing import DTypeLike
 from programs import ROOT
@@ -110,17 +109,3 @@ def test_the_stub_has_the_fields_of_plans():
         in_stub |= {x.name for x in body if isinstance(x, ast.FunctionDef)}
         public = {name for name in dir(plan) if not name.startswith("_")}
         assert public == {name for name in in_stub if not name.startswith("_")}, plan
-
-
-def test_every_choice_is_taken():
-    x, q = jnp.ones((4, 8)), jnp.ones((1, 4, 2, 8))
-    for device in typing.get_args(choices.DeviceName):
-        assert jk.plan_softmax((4, 8), "float32", device=device).tier == "warp"
-    for algorithm in typing.get_args(choices.Algorithm):
-        assert jk.plan_sgemm(8, 8, 32, algorithm=algorithm, device="h200").algorithm == algorithm
-    for implementation in typing.get_args(choices.Implementation):
-        assert jk.softmax(x, implementation=implementation).shape == x.shape
-    for empty_rows in typing.get_args(choices.EmptyRows):
-        for function in (jk.dot_product_attention, jaxkernels.flax.dot_product_attention):
-            assert function(q, q, q, empty_rows=empty_rows).shape == q.shape
-    assert jk.dot_product_attention(q, q, q, implementation="xla").shape == q.shape

@@ -102,11 +102,21 @@ def scanned(product):
 
 def rearranged(dot_general):
     """Several contracted and free dimensions, and others in front."""
-    return functools.partial(dot_general, dimension_numbers=(((1, 3), (0, 1)), ((), ())))
+    numbers = (((1, 3), (0, 1)), ((), ()))
+    return sine_of(functools.partial(dot_general, dimension_numbers=numbers))
 
 
 def in_batches(dot_general):
-    return functools.partial(dot_general, dimension_numbers=(((2,), (1,)), ((0,), (0,))))
+    numbers = (((2,), (1,)), ((0,), (0,)))
+    return sine_of(functools.partial(dot_general, dimension_numbers=numbers))
+
+
+def mapped(product):
+    return jax.vmap(sine_of(product))
+
+
+def mapped_with_shared(product):
+    return jax.vmap(sine_of(product), (0, None))
 
 
 def array(*shape):
@@ -124,10 +134,8 @@ DOTS = (jk.dot_general, jax.lax.dot_general)
 MATMULS = (jk.matmul, jnp.matmul)
 # Functions of ours and XLA's, and operands.
 CASES = {
-    "linen": (dense, DOTS, (PARAMS, array(3, 4))),
     "linen-rows": (dense, DOTS, (PARAMS, array(2, 3, 4))),
     "nnx": (linear, DOTS, (STATE, array(3, 4))),
-    "nnx-rows": (linear, DOTS, (STATE, array(2, 3, 4))),
     "matmul": (sine_of, MATMULS, (array(3, 4), array(4, 5))),
     "matmul-vector": (sine_of, MATMULS, (array(4), array(4, 5))),
     "matmul-rows": (sine_of, MATMULS, (array(2, 6, 3, 4), array(4, 5))),
@@ -136,26 +144,10 @@ CASES = {
     "matmul-batch-of-one": (sine_of, MATMULS, (array(1, 3, 4), array(1, 4, 5))),
     "matmul-by-turns": (sine_of, MATMULS, (array(2, 1, 3, 4), array(1, 6, 4, 5))),
     "matmul-mixed": (sine_of, MATMULS, (array(2, 1, 3, 4), array(2, 6, 4, 5))),
-    "dot-general": (
-        lambda dot: sine_of(rearranged(dot)),
-        DOTS,
-        (array(2, 3, 5, 4), array(3, 4, 6)),
-    ),
-    "dot-general-batch": (
-        lambda dot: sine_of(in_batches(dot)),
-        DOTS,
-        (array(2, 3, 4), array(2, 4, 5)),
-    ),
-    "vmap-shared": (
-        lambda product: jax.vmap(sine_of(product), (0, None)),
-        MATMULS,
-        (array(6, 3, 4), array(4, 5)),
-    ),
-    "vmap": (
-        lambda product: jax.vmap(sine_of(product)),
-        MATMULS,
-        (array(6, 3, 4), array(6, 4, 5)),
-    ),
+    "dot-general": (rearranged, DOTS, (array(2, 3, 5, 4), array(3, 4, 6))),
+    "dot-general-batch": (in_batches, DOTS, (array(2, 3, 4), array(2, 4, 5))),
+    "vmap-shared": (mapped_with_shared, MATMULS, (array(6, 3, 4), array(4, 5))),
+    "vmap": (mapped, MATMULS, (array(6, 3, 4), array(6, 4, 5))),
     "scan": (scanned, MATMULS, (array(3, 4), array(6, 4, 4))),
     "sgemm": (
         sine_of,

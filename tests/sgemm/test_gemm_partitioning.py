@@ -1,5 +1,9 @@
-"""Matrix products sharded over devices: rows, columns and batch need no communication, a sharded contraction one sum."""
+"""Matrix products sharded over devices: rows, columns and batch need no communication, a sharded contraction one sum.
 
+On meshes with explicit axes the types say how results are sharded.
+"""
+
+import contextlib
 import functools
 
 import gemm_cases as cases
@@ -64,20 +68,21 @@ def test_c_is_added_once(form, name, mesh):
 
 
 @pytest.mark.parametrize(
-    ("out", "expected"),
+    ("k", "out", "expected"),
     [
-        (P("x", None), "reduce-scatter"),
-        (P(None, "x"), "reduce-scatter"),
-        (P("x", "y"), "reduce-scatter"),
-        (P("y", None), "all-reduce"),
-        (P(), "all-reduce"),
+        ("x", P("x", None), "reduce-scatter"),
+        ("x", P(None, "x"), "reduce-scatter"),
+        ("x", P("x", "y"), "reduce-scatter"),
+        ("x", P("y", None), "all-reduce"),
+        ("x", P(), "all-reduce"),
+        (("y", "x"), P(("x", "y"), None), "reduce-scatter"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("beta", [0.0, -3.0])
-def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh):
+def test_sums_are_scattered_where_the_result_is_split(k, out, expected, beta, mesh):
     """One reduce-scatter, where rows or columns are to be split over the devices of the contraction; c as the result."""
-    a, b, c = split(mesh, A, None, "x"), split(mesh, B, "x", None), split(mesh, C, *out)
+    a, b, c = split(mesh, A, None, k), split(mesh, B, k, None), split(mesh, C, *out)
     options = Options(alpha=2.0, beta=beta)
     operands = (a, b, c) if beta else (a, b)
     function = functools.partial(wrapped, options)
@@ -120,16 +125,6 @@ def test_partitions_under_a_mesh_that_is_set(axis_type, cpu_devices):
         found, got = collectives_of(functools.partial(wrapped, Options(alpha=0.5)), a, b)
         assert found == []
         cases.check(got, A, B, alpha=0.5)
-
-
-def test_scattered_over_the_same_axes_in_another_order(mesh):
-    a, b = split(mesh, A, None, ("y", "x")), split(mesh, B, ("y", "x"), None)
-    c = split(mesh, C, ("x", "y"))
-    out = NamedSharding(mesh, P(("x", "y"), None))
-    function = functools.partial(wrapped, Options(beta=2.0))
-    compiled = jax.jit(function, out_shardings=out).lower(a, b, c).compile()
-    assert collectives(compiled.as_text()) == ["reduce-scatter"]
-    cases.check(compiled(a, b, c), A, B, C, beta=2.0)
 
 
 def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
@@ -182,27 +177,20 @@ def test_axes_in_conflict_are_right(form, mesh):
         cases.check(got, A, B)
 
 
-@pytest.mark.parametrize("k", [2, 22, 23])
-def test_uneven_contraction_is_right(k, mesh):
+UNEVEN = [
+    *((A[:, :k], B[:k], P(None, "x"), P("x", None)) for k in (2, 22, 23)),
+    (A[:13], B[:, :31], P("x", None), P(None, "y")),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "of_a", "of_b"), UNEVEN)
+def test_uneven_parts_are_right(a, b, of_a, of_b, mesh):
     """XLA pads uneven parts with anything, which may not come into a sum."""
-    a, b = A[:, :k], B[:k]
 
     @jax.jit
     def product(a, b):
-        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(None, "x")))
-        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P("x", None)))
-        return wrapped(Options(), a, b)
-
-    cases.check(product(a, b), a, b)
-
-
-def test_uneven_rows_are_right(mesh):
-    a, b = A[:13], B[:, :31]
-
-    @jax.jit
-    def product(a, b):
-        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P("x", None)))
-        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P(None, "y")))
+        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, of_a))
+        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, of_b))
         return wrapped(Options(), a, b)
 
     cases.check(product(a, b), a, b)
@@ -225,3 +213,81 @@ def test_programs_with_sharded_rows(name, mesh):
     assert found == (["all-reduce"] if name == "gradient" else [])
     want = PROGRAMS[name](jnp.asarray(A), jnp.asarray(B))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
+
+
+@pytest.fixture
+def explicit_mesh(cpu_devices):
+    return jax.make_mesh(
+        (4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
+    )
+
+
+def exact(a, b):
+    return jnp.matmul(a, b, precision="highest")
+
+
+def assert_same(got, want):
+    """Equal types, which say how results are sharded, and values."""
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jax.typeof(ours).sharding.spec == jax.typeof(theirs).sharding.spec
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+each_sharding = pytest.mark.parametrize(
+    "specs", [(("x", None), (None, None)), (("x", None), (None, "y"))]
+)
+
+
+@each_sharding
+@pytest.mark.parametrize("is_set", [True, False])
+def test_types_of_results_and_gradients(specs, is_set, explicit_mesh):
+    """The gradient of the weights contracts over the sharded rows; it is sharded like the weights.
+
+    Without `jax.set_mesh`, the mesh is in the types of the arrays that were placed on it, and not in those of constants.
+    """
+
+    def programs(f, a, b):
+        gradients = jax.grad(lambda a, b: jnp.sum(f(a, b) ** 2), (0, 1))
+        ones = np.ones((3, A.shape[1]), np.float32)
+        of_constant = () if is_set else jax.jit(lambda b: f(ones, b))(b)
+        return jax.jit(gradients)(a, b), f(a, b), jax.jit(f)(a, b), of_constant
+
+    with jax.set_mesh(explicit_mesh) if is_set else contextlib.nullcontext():
+        a, b = (split(explicit_mesh, x, *spec) for x, spec in zip((A, B), specs, strict=True))
+        got = programs(jk.matmul, a, b)
+        assert_same(got, programs(exact, a, b))
+        for gradient, x in zip(got[0], (a, b), strict=True):
+            assert jax.typeof(gradient).sharding.spec == jax.typeof(x).sharding.spec
+
+
+def test_constants_beside_scores_on_explicit_axes(explicit_mesh):
+    """The mask and the bias are not on the mesh."""
+    scores = split(explicit_mesh, np.ones((4, 2, 6, 8), np.float32), "x", "y", None, None)
+    mask, bias = jnp.arange(8) < jnp.full((4, 2, 6, 1), 4), jnp.ones((2, 1, 8))
+    y = jax.jit(lambda s: jk.scaled_masked_softmax(s, mask, bias=bias))(scores)
+    assert jax.typeof(y).sharding.spec == P("x", "y", None, None)
+    np.testing.assert_allclose(y, jnp.where(mask, 0.25, 0.0), rtol=1e-6)
+
+
+def test_batched_contraction_takes_out_sharding(explicit_mesh):
+    """As jnp.matmul does; a kernel cannot, and says so."""
+    a = split(explicit_mesh, np.ones((2, 6, 8), np.float32), None, None, "x")
+    b = split(explicit_mesh, np.ones((2, 8, 4), np.float32), None, "x", None)
+    out = jax.jit(functools.partial(jk.matmul, out_sharding=P(None, "y", None)))
+    with jax.set_mesh(explicit_mesh):
+        product = out(a, b)
+        assert jax.typeof(product).sharding.spec == P(None, "y", None)
+        np.testing.assert_allclose(product, np.full((2, 6, 4), 8.0))
+        with pytest.raises(NotImplementedError, match=r"only XLA's product supports"):
+            jk.matmul(a, b, out_sharding=P(), implementation="ffi")
+
+
+def test_explicit_contraction_is_ambiguous(explicit_mesh):
+    """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
+    with jax.set_mesh(explicit_mesh):
+        a, b = split(explicit_mesh, A, None, "x"), split(explicit_mesh, B, "x", None)
+        with pytest.raises(Exception, match=r"(?i)ambiguous.*out_sharding"):
+            jax.jit(jk.matmul)(a, b)
+        out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
+        assert jax.typeof(out).sharding.spec == P("y", None)
+        cases.check(out, A, B)

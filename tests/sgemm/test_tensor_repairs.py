@@ -34,6 +34,13 @@ def permuted(m, n, k, share, seed=0):
 PAIR = 4 * 2.0**-23
 
 
+def check_pairs(got, product, c=0.0, alpha=1.0, beta=0.0):
+    """Holds a result against alpha times a product that is exact in float32, and beta times C."""
+    product, c = np.asarray(product, np.float64), np.asarray(c, np.float64)
+    size = np.abs(alpha * product) + np.abs(beta * c)
+    assert np.all(np.abs(np.asarray(got) - (alpha * product + beta * c)) <= PAIR * size)
+
+
 @pytest.mark.parametrize("side", "ab")
 def test_sums_about_the_threshold(side):
     """Marked lines whose largest element meets a zero: sums on either side of the threshold, 32 here, scaled."""
@@ -57,9 +64,7 @@ def test_a_large_product_that_ends_early(beta):
     c = cases.operand("integers", (n, n))
     function = jax.jit(lambda a, b, c: tensor(a, b, c, beta=beta))
     for _ in range(3):
-        got = np.asarray(function(a, b, c), np.float64)
-        exact = want.astype(np.float64) + beta * c
-        assert np.all(np.abs(got - exact) <= PAIR * (np.abs(want) + beta * np.abs(c)))
+        check_pairs(function(a, b, c), want, c, beta=beta)
 
 
 @pytest.mark.parametrize("beta", [0.0, -2.0])
@@ -76,10 +81,7 @@ def test_lines_that_no_pair_holds(n, beta, share):
         lambda a, b, c: tensor(a, b, c, alpha=0.5, beta=beta), donate_argnums=2 if beta else ()
     )
     for _ in range(2):
-        got = np.asarray(function(a, b, jnp.array(c)))
-        want = 0.5 * product.astype(np.float64) + beta * c.astype(np.float64)
-        size = 0.5 * np.abs(product) + abs(beta) * np.abs(c)
-        assert np.all(np.abs(got - want) <= PAIR * size)
+        check_pairs(function(a, b, jnp.array(c)), product, c, 0.5, beta)
 
 
 @pytest.mark.parametrize("k", [64, 128, 192, 700])
@@ -103,10 +105,7 @@ def test_repairs_of_deep_products(shape, share, beta):
     c = cases.operand("integers", (m, n))
     got = np.asarray(tensor(a, b, c, beta=beta))
     assert np.isnan(got[5]).all()
-    rest = np.delete(got, 5, 0), np.delete(want, 5, 0), np.delete(c, 5, 0)
-    exact = rest[1].astype(np.float64) + beta * rest[2]
-    size = np.abs(rest[1]) + abs(beta) * np.abs(rest[2])
-    assert np.all(np.abs(rest[0] - exact) <= PAIR * size)
+    check_pairs(*(np.delete(x, 5, 0) for x in (got, want, c)), beta=beta)
 
 
 def test_repairs_in_a_captured_graph():
@@ -120,7 +119,7 @@ def test_repairs_in_a_captured_graph():
     program = jax.jit(lambda pairs: [tensor(a, b) for a, b in pairs])
     for _ in range(3):
         for got, (_, _, want) in zip(program([p[:2] for p in problems]), problems, strict=True):
-            assert np.all(np.abs(got - want) <= PAIR * np.abs(want))
+            check_pairs(got, want)
 
 
 @pytest.mark.parametrize("share", [1e-5, 0.5])
@@ -146,7 +145,7 @@ def test_products_one_after_another(share):
     for run in (together, of_a_branch, lambda _, pairs: [alone(pair) for pair in pairs]):
         for _ in range(4):
             for got, (_, _, want) in zip(run(True, pairs), problems, strict=True):
-                assert np.all(np.abs(got / 4 - want) <= PAIR * np.abs(want))
+                check_pairs(got / 4, want)
 
 
 @pytest.mark.parametrize("shape", [(700, 500, 200), (300, 260, 5000)])
@@ -191,5 +190,4 @@ def test_repairs_in_groups(gpu):
         own = np.asarray(tensor(a[member], b[member], c[member], beta=-1.0))
         assert own.tobytes() == np.asarray(together[member]).tobytes()
         if member:
-            x, y = (np.asarray(v[member], np.float64) for v in (a, c))
-            assert np.all(np.abs(own - (x - y)) <= PAIR * (np.abs(x) + np.abs(y)))
+            check_pairs(own, a[member], c[member], beta=-1.0)
