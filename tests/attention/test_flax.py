@@ -65,56 +65,42 @@ def linen_variables():
     return linen_layer(LINEN).init(jax.random.key(1), X)
 
 
-def run_linen(attention_fn, mask=None, dtype=None, **options):
+def differentiated(run, parameters):
     """The output, the gradients of the parameters and what is sown."""
-    layer = linen_layer(attention_fn, dtype=dtype, **options)
-    variables = linen_variables()
 
-    @jax.jit
+    def loss(parameters):
+        y, sown = run(parameters)
+        return jnp.sum(jnp.sin(y.astype(jnp.float32))), (y, sown)
+
+    gradients, (y, sown) = jax.jit(jax.grad(loss, has_aux=True))(parameters)
+    return y, gradients, sown
+
+
+def run_linen(attention_fn, mask=None, **options):
+    layer = linen_layer(attention_fn, **options)
+    training = {"deterministic": False, "rngs": {"dropout": KEY}}
+    sowing = {"sow_weights": True, "mutable": ["intermediates"]}
+
     def run(variables):
-        def loss(variables):
-            y, sown = layer.apply(
-                variables,
-                X,
-                mask=mask,
-                sow_weights=True,
-                mutable=["intermediates"],
-                deterministic=False,
-                rngs={"dropout": KEY},
-            )
-            return jnp.sum(jnp.sin(y.astype(jnp.float32))), (y, sown)
+        return layer.apply(variables, X, mask=mask, **training, **sowing)
 
-        return jax.grad(loss, has_aux=True)(variables)
-
-    gradients, (y, sown) = run(variables)
-    return y, gradients, sown["intermediates"]["attention_weights"][0]
+    return differentiated(run, linen_variables())
 
 
 def run_nnx(attention_fn, mask=None, is_causal=False, sow_weights=False, **options):
-    """The same of flax.nnx."""
     layer = flax.nnx.MultiHeadAttention(
         HEADS, FEATURES, attention_fn=attention_fn, decode=False, rngs=flax.nnx.Rngs(3), **options
     )
     graph, parameters, rest = flax.nnx.split(layer, flax.nnx.Param, ...)
+    training = {"deterministic": False, "sow_weights": sow_weights}
 
-    @jax.jit
     def run(parameters):
-        def loss(parameters):
-            layer = flax.nnx.merge(graph, parameters, rest)
-            y, sown = flax.nnx.capture(layer, flax.nnx.Intermediate)(
-                X,
-                mask=mask,
-                is_causal=is_causal,
-                sow_weights=sow_weights,
-                deterministic=False,
-                rngs=flax.nnx.Rngs(dropout=5),
-            )
-            return jnp.sum(jnp.sin(y.astype(jnp.float32))), (y, sown)
+        layer = flax.nnx.capture(flax.nnx.merge(graph, parameters, rest), flax.nnx.Intermediate)
+        rngs = flax.nnx.Rngs(dropout=5)
+        return layer(X, mask=mask, is_causal=is_causal, rngs=rngs, **training)
 
-        return jax.grad(loss, has_aux=True)(parameters)
-
-    gradients, (y, sown) = run(parameters)
-    return y, flax.nnx.to_pure_dict(gradients), flax.nnx.to_pure_dict(sown)
+    y, *states = differentiated(run, parameters)
+    return y, *map(flax.nnx.to_pure_dict, states)
 
 
 @pytest.mark.parametrize("broadcast", [True, False])

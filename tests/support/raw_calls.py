@@ -19,7 +19,12 @@ from jaxkernels._rows import contract
 ROWS, COLS = 5, 7
 PRED, F32 = np.dtype(bool), np.dtype(np.float32)
 HUGE = (2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**31), 2**30, -1)
+TEXTS = ("", "x" * 5000, "auto", *validate.TIERS, *validate.ALGORITHMS, *contract.OPERATIONS)
 NUMBERS = (np.nan, np.inf, -np.inf, -0.0, 1e300, 5e-324)
+
+
+def pick(some: Any, rng: np.random.Generator) -> Any:
+    return some[int(rng.integers(0, len(some)))]
 
 
 @dataclasses.dataclass
@@ -84,17 +89,11 @@ def other_shape(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, 
     """Another rank, another size, no elements, or sizes that many broadcasts give."""
     at = int(rng.integers(0, max(1, len(shape))))
     resized = lambda size: (*shape[:at], size, *shape[at + 1 :])  # noqa: E731
-    return (
-        (),
-        shape[1:],
-        (2, *shape),
-        (*shape, 2),
-        shape[::-1],
-        (3, 1) * 9 + shape,
-        resized(1),
-        resized(0),
-        resized(13),
-    )[int(rng.integers(0, 9))]
+    some = (
+        *((), shape[1:], (2, *shape), (*shape, 2), shape[::-1], (3, 1) * 9 + shape),
+        *(resized(1), resized(0), resized(13)),
+    )
+    return pick(some, rng)
 
 
 def other_attribute(value: Any, rng: np.random.Generator) -> Any:
@@ -103,14 +102,7 @@ def other_attribute(value: Any, rng: np.random.Generator) -> Any:
     if isinstance(value, bool):
         some = (not value,)
     elif isinstance(value, str):
-        some = (
-            "",
-            "x" * 5000,
-            "auto",
-            *validate.TIERS,
-            *validate.ALGORITHMS,
-            *contract.OPERATIONS,
-        )
+        some = TEXTS
     elif isinstance(value, int):
         some = HUGE
     elif isinstance(value, (float, np.floating)):
@@ -118,7 +110,7 @@ def other_attribute(value: Any, rng: np.random.Generator) -> Any:
     else:
         some = wrong
     some = some if rng.random() < 0.6 else wrong
-    return some[int(rng.integers(0, len(some)))]
+    return pick(some, rng)
 
 
 def change_buffer(buffers: list, rng: np.random.Generator) -> None:
@@ -130,7 +122,7 @@ def change_buffer(buffers: list, rng: np.random.Generator) -> None:
         buffers[at] = (other_shape(shape, rng), dtype)
     else:
         names = ("bool", "int8", "int32", "uint64", "complex64", "float16", "float32", "float64")
-        buffers[at] = (shape, np.dtype(names[int(rng.integers(0, len(names)))]))
+        buffers[at] = (shape, np.dtype(pick(names, rng)))
 
 
 def change_number(buffers: list, rng: np.random.Generator) -> None:
@@ -146,7 +138,7 @@ def change_attributes(attributes: dict, rng: np.random.Generator) -> None:
     if kind < 0.1 or not attributes:
         attributes["unheard_of"] = 1
         return
-    name = list(attributes)[int(rng.integers(0, len(attributes)))]
+    name = pick(list(attributes), rng)
     if kind < 0.2:
         del attributes[name]
     else:
@@ -188,7 +180,7 @@ def main(calls, *targets):
             call = right_call(target, rng)
             mistakes = 0 if turn % 20 == 0 else int(rng.integers(1, 3))
             for _ in range(mistakes):
-                MISTAKES[int(rng.integers(0, len(MISTAKES)))](call, rng)
+                pick(MISTAKES, rng)(call, rng)
             # The last line before a crash, whose stack says nothing of the call.
             print(target, call, file=sys.stderr, flush=True)
             fits = run(target, call)
