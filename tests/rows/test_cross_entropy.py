@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from rows_of_losses import check_kernels, labels_of, serves
+from rows_of_losses import check_kernels, serves
 
 import jaxkernels as jk
 from jaxkernels.verify.truth.losses import Rows
@@ -91,72 +91,6 @@ def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
             )
 
 
-@pytest.mark.smoke
-@dtypes
-def test_special_rows(dtype):
-    """NaN propagates, and to no neighbour; -inf is a class of no probability, of a label it is infinite."""
-    x = cases.logits("normal", 8, 70, dtype)
-    x[1, 3] = np.nan
-    x[2, 5] = -np.inf
-    x[3, :] = -np.inf
-    x[3, 9] = 2
-    x[4, 5] = np.inf
-    x[5, 7] = np.nan  # is left out
-    label = np.array([0, 1, 5, 9, 1, -1, 69, 2], np.int32)
-
-    def total(x, reduction):
-        return jnp.sum(jk.cross_entropy(x, label, reduction=reduction))
-
-    def program(x):
-        return jk.cross_entropy(x, label), *(jax.grad(total)(x, of) for of in ("none", "sum"))
-
-    with cases.x64(dtype):
-        loss, *gradients = jax.jit(program)(x)
-    loss, dx, fused = (np.asarray(oracle.widen(a), np.float64) for a in (loss, *gradients))
-    for gradient in (dx, fused):
-        assert (gradient[5] == 0).all()
-        assert np.isnan(gradient[1]).all()
-    assert np.isnan(loss[[1, 4]]).all()
-    assert loss[2] == np.inf
-    assert dx[2, 5] == -1
-    assert np.isfinite(dx[[0, 2, 3, 5, 6, 7]]).all()
-    assert loss[3] == 0
-    assert (dx[3] == 0).all()
-    assert np.isfinite(loss[[0, 3, 5, 6, 7]]).all()
-
-
-SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
-
-
-@pytest.mark.parametrize("implementation", [None, "xla"])
-@pytest.mark.parametrize("options", SCALES, ids=lambda options: "+".join(options) or "plain")
-@pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_rows_that_are_left_out_do_no_harm(implementation, options, reduction):
-    """Behind scales and in plain JAX too, whatever is not finite; and NaN in another row is not lost."""
-    x = cases.logits("normal", 6, 33, "float32")
-    label = np.array([4, -1, -1, 0, 3, 9], np.int32)
-    weights = np.array([0.5, 3, 2, 0, 0, 1], np.float32)
-    given = {"weights": weights, "reduction": reduction, "implementation": implementation}
-
-    def loss(x, scales):
-        return jnp.sum(jk.cross_entropy(x, label, **given, **scales))
-
-    def gradients(x):
-        return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(x, options))
-
-    want = gradients(x)
-    x[1], x[2, 3], x[3], x[4, 5] = np.nan, np.inf, np.nan, np.inf
-    got = gradients(x)
-    assert (got[0][1:5] == 0).all()
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-    x[5, 2] = np.nan
-    got = gradients(x)
-    assert np.isnan(got[0][5]).all()
-    assert np.isfinite(got[0][:5]).all()
-    assert np.isnan(got[-1]).any()
-
-
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_tokens_that_are_left_out_do_no_harm(implementation):
     x = cases.logits("normal", 5, 33, "float32")
@@ -176,35 +110,6 @@ def test_tokens_that_are_left_out_do_no_harm(implementation):
         assert np.isfinite(y).all()
     assert (entropy[::4] > 0.1).all()
     assert (dx[::4] != 0).all()
-
-
-def test_a_batch_without_labels():
-    x = cases.logits("normal", 5, 40, "float32")
-    label = np.full(5, -1)
-    for reduction in ("mean", "sum"):
-        loss, dx = jax.value_and_grad(functools.partial(jk.cross_entropy, reduction=reduction))(
-            x, label
-        )
-        assert loss == 0
-        assert (dx == 0).all()
-    mean = jk.cross_entropy(x, np.zeros(5, int), weights=np.zeros(5), reduction="mean")
-    assert mean == 0
-
-
-@pytest.mark.smoke
-def test_reductions():
-    """The mean is that of the rows that count, or of their weights."""
-    x, label = cases.logits("normal", 12, 30, "float32"), labels_of(12, 30)
-    weights = np.linspace(0.1, 2, 12).astype(np.float32)
-    losses = np.asarray(jk.cross_entropy(x, label), np.float64)
-    counted = label >= 0
-    assert 0 < counted.sum() < 12
-    mean, total = (jk.cross_entropy(x, label, reduction=r) for r in ("mean", "sum"))
-    np.testing.assert_allclose([mean, total], [losses[counted].mean(), losses.sum()], rtol=1e-6)
-    weighted = np.asarray(jk.cross_entropy(x, label, weights=weights), np.float64)
-    np.testing.assert_allclose(weighted, losses * weights, rtol=1e-6)
-    mean = jk.cross_entropy(x, label, weights=weights, reduction="mean")
-    np.testing.assert_allclose(mean, weighted.sum() / weights[counted].sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -227,27 +132,6 @@ def test_labels_of_every_dtype(dtype):
     want = jk.cross_entropy(x, np.array([0, 3, 100, 127]))
     np.testing.assert_array_equal(known, want)
     np.testing.assert_array_equal(got, want)
-
-
-def test_a_label_beyond_the_classes():
-    """An error where labels are known; where they are traced, NaN in that row and its gradient alone."""
-    x, label = cases.logits("normal", 3, 10, "float32"), np.array([9, 10, 0])
-    with pytest.raises(
-        ValueError, match=r"labels must be smaller than 10, the number of classes; got 10"
-    ):
-        jk.cross_entropy(x, label)
-    with pytest.raises(ValueError, match=r"token_log_probs: .* smaller than 10"):
-        jk.token_log_probs(x, jnp.asarray(label))
-    with pytest.raises(ValueError, match="smaller than 10"):  # and not 3, as JAX would make of it
-        jk.cross_entropy(x, np.array([0, 2**32 + 3, 0]))
-    for reduction in ("none", "sum"):
-        loss = jax.jit(lambda x, label: jnp.sum(jk.cross_entropy(x, label, reduction=reduction)))  # noqa: B023
-        value, dx = jax.value_and_grad(loss)(x, label)
-        assert np.isnan(value)
-        assert np.isnan(dx[1]).all()
-        assert np.isfinite(dx[np.array([0, 2])]).all()
-    losses = jax.jit(jk.cross_entropy)(x, label)
-    np.testing.assert_array_equal(np.isnan(losses), [False, True, False])
 
 
 def test_loss_scaling_of_float16():
@@ -282,23 +166,6 @@ def test_gradients_of_a_mean_are_rounded_once():
     np.testing.assert_array_equal(powers, 4 * dx)
     twice = jax.grad(lambda x: 3 * jk.cross_entropy(x, label, reduction="mean"))(x)
     np.testing.assert_array_equal(twice, 3 * dx)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_give_the_same_bits_whatever_the_batch(dtype):
-    for cols in (33, 1000, 5003):
-        # Rows of whole cache lines apart begin alike, and so do their leaves.
-        x, label = cases.logits("normal", 72, cols, dtype), np.arange(72) % cols
-        program = jax.jit(
-            jax.value_and_grad(lambda x, label: jnp.sum(jk.cross_entropy(x, label) ** 2))
-        )
-        losses = jax.jit(jk.cross_entropy)
-        _, dx = program(x, label)
-        for _ in range(3):
-            np.testing.assert_array_equal(dx, program(x, label)[1])
-        for rows in (slice(0, 1), slice(0, 5), slice(64, 72)):
-            np.testing.assert_array_equal(losses(x[rows], label[rows]), losses(x, label)[rows])
-            np.testing.assert_array_equal(program(x[rows], label[rows])[1], dx[rows])
 
 
 @dtypes

@@ -132,37 +132,45 @@ def test_smoothing_goes_over_visible_classes(hide, implementation):
         np.testing.assert_allclose(value, want, rtol=1e-6)
         np.testing.assert_allclose(dx[:, :13], right, rtol=1e-5, atol=1e-7)
         assert not np.any(dx[:, 13:])
-        bias = np.where(seen, 0, -np.inf).astype(np.float32)
-        given = {"label_smoothing": 0.1, "reduction": reduction, "implementation": implementation}
-        w = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
-        padded = jk.linear_cross_entropy(x[:, :3], w, label, bias=bias, **given)
-        np.testing.assert_allclose(
-            padded, jk.linear_cross_entropy(x[:, :3], w[:, :13], label, **given), rtol=1e-5
-        )
 
 
-@pytest.mark.parametrize("options", [{"weights": np.array([1, 1, 0], np.float32)}, {}])
+SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
+LARGEST = float(jnp.finfo(jnp.float32).max)
+
+
+@pytest.mark.parametrize("options", SCALES, ids=lambda options: "+".join(options) or "plain")
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_rows_left_out_never_show(reduction, implementation, options):
-    """Not in values, gradients, nor in gradients of gradients, be they NaN, infinite or the largest numbers."""
-    label = np.array([0, 1, 2 if options else -1])
-    given = {"reduction": reduction, "implementation": implementation, "z_loss": 0.1, **options}
+    """Not in values, gradients, nor, of plain logits, in gradients of gradients; NaN in another row does."""
+    label = np.array([4, -1, -1, 0, 3, 2], np.int32)
+    weights = np.array([0.5, 3, 2, 0, 0, 1], np.float32)
+    given = {"weights": weights, "reduction": reduction, "implementation": implementation}
+    given |= {"z_loss": 0.1, "label_smoothing": 0.1}
 
-    def loss(x):
-        return jnp.sum(jk.cross_entropy(x, label, label_smoothing=0.1, **given) ** 2)
+    def loss(x, scales):
+        return jnp.sum(jk.cross_entropy(x, label, **given, **scales))
 
     def slope(x):
-        return jnp.sum(jax.grad(loss)(x) ** 2)
+        return jnp.sum(jax.grad(loss)(x, options) ** 2)
 
-    orders = jax.jit(lambda x: (loss(x), jax.grad(loss)(x), jax.grad(slope)(x)))
-    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
-    largest = float(jnp.finfo(jnp.float32).max)
-    for filler in (np.nan, np.inf, -np.inf, largest, -largest):
+    @jax.jit
+    def orders(x):
+        second = 0 if options else jax.grad(slope)(x)
+        return jax.tree.leaves((jax.value_and_grad(loss, (0, 1))(x, options), second))
+
+    x = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+    want = orders(x)
+    for filler in (np.nan, np.inf, -np.inf, LARGEST, -LARGEST):
         spoiled = x.copy()
-        spoiled[2] = filler
-        for found, want in zip(orders(spoiled), orders(x), strict=True):
-            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+        spoiled[1], spoiled[2, 3], spoiled[3], spoiled[4, 4] = filler, filler, filler, filler
+        for found, right in zip(orders(spoiled), want, strict=True):
+            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-7)
+    spoiled[5, 2] = np.nan
+    value, dx, *of_scales, _ = orders(spoiled)
+    assert np.isnan([value, *of_scales]).all()
+    assert np.isnan(dx[5]).all()
+    assert np.isfinite(dx[:5]).all()
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])
