@@ -39,7 +39,6 @@ class Function:
         operands: kind and dimensions of each, separated by a space.
         dtypes: of the operands, for which there are kernels.
         is_wide: whether results have the dtype of computation, which is at least float32.
-        kernels: names of the primitives of the call, of its pullback and of its tangent.
         tolerance: of the largest value, between ours and peer in float32.
         closed: dimensions whose sizes an exported program has to know.
         is_variant: whether other rows have its rules, so that it needs fewer transformations.
@@ -51,7 +50,6 @@ class Function:
     operands: tuple[str, ...]
     dtypes: tuple[str, ...] = ALL_DTYPES
     is_wide: bool = False
-    kernels: tuple[str, str, str] = ("", "", "")
     tolerance: float = 4e-6
     closed: str = ""
     is_variant: bool = False
@@ -141,10 +139,6 @@ def cross_entropy(x, label, weights):
     return jk.cross_entropy(x, label, return_lse=True, return_entropy=True, **options)
 
 
-def mean_loss(x, label, e, z):
-    return jk.cross_entropy(x, label, label_smoothing=e, z_loss=z, reduction="mean")
-
-
 def capped(x, p, temperature):
     return jk.cross_entropy(x, p, temperature=temperature, logit_soft_cap=4.0)
 
@@ -187,14 +181,6 @@ def linear_log_probs(x, w, ids, temperature, where):
     return jk.linear_token_log_probs(x, w, ids, temperature=temperature, **options)
 
 
-def attention(q, k, v, bias=None):
-    return jk.dot_product_attention(q, k, v, bias, is_causal=True)
-
-
-def plain_attention(q, k, v, bias=None):
-    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
-
-
 def plain_rms_norm(x, scale=1.0, axis=-1, epsilon=1e-6):
     y = x * jax.lax.rsqrt(jnp.mean(x * x, axis, keepdims=True) + epsilon)
     return y * (scale if axis == -1 else scale[:, None])
@@ -202,10 +188,6 @@ def plain_rms_norm(x, scale=1.0, axis=-1, epsilon=1e-6):
 
 def sgemm(a, b, c, factor):
     return jk.sgemm(a, b, c, alpha=factor, beta=factor)
-
-
-def transposed_sgemm(a, b, c):
-    return jk.sgemm(a, b, c, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True)
 
 
 NUMBERS = (((0,), (1,)), ((), ()))
@@ -218,7 +200,6 @@ FUNCTIONS = {
         jk.softmax,
         jax.nn.softmax,
         **ROWS,
-        kernels=("softmax_fwd", "softmax_fwd softmax_grad", "softmax_fwd softmax_grad"),
         is_smoke=True,
     ),
     "softmax-axes": Function(
@@ -237,11 +218,6 @@ FUNCTIONS = {
         jk.log_softmax,
         jax.nn.log_softmax,
         **ROWS,
-        kernels=(
-            "log_softmax_fwd",
-            "log_softmax_fwd log_softmax_grad",
-            "log_softmax_fwd log_softmax_jvp",
-        ),
         is_smoke=True,
     ),
     "log_softmax-axis": Function(
@@ -254,7 +230,6 @@ FUNCTIONS = {
         functools.partial(jk.logsumexp, axis=-1),
         functools.partial(jax.nn.logsumexp, axis=-1),
         **ROWS,
-        kernels=("logsumexp_fwd", "logsumexp_fwd logsumexp_grad", "logsumexp_fwd logsumexp_jvp"),
     ),
     "logsumexp-factors": Function(
         lambda x, b: jk.logsumexp(x, -1, b, return_sign=True)[0],
@@ -272,11 +247,6 @@ FUNCTIONS = {
         jk.rms_norm,
         plain_rms_norm,
         ("normal brc", "normal c"),
-        kernels=(
-            "rms_norm_fwd",
-            "rms_norm_fwd rms_norm_grad",
-            "rms_norm_fwd rms_norm_jvp rms_norm_fwd",
-        ),
     ),
     "rms_norm-alone": Function(jk.rms_norm, plain_rms_norm, **ROWS, is_variant=True),
     "rms_norm-axis": Function(
@@ -289,11 +259,6 @@ FUNCTIONS = {
         masked,
         plain_masked,
         ("normal bhqk", "mask b1qk", "normal 1h1k"),
-        kernels=(
-            "masked_softmax_fwd",
-            "masked_softmax_fwd masked_softmax_grad",
-            "masked_softmax_fwd masked_softmax_grad",
-        ),
     ),
     "masked-open": Function(
         lambda x, mask, bias: jk.scaled_masked_softmax(x, mask, bias, scale=0.6),
@@ -314,11 +279,12 @@ FUNCTIONS = {
         **LOSS,
     ),
     "cross_entropy-mean": Function(
-        mean_loss,
+        lambda x, label, e, z: jk.cross_entropy(
+            x, label, label_smoothing=e, z_loss=z, reduction="mean"
+        ),
         lambda x, label, e, z: plain_mean(x, label, 1.0, e, z),
         ("normal brc", "label br", "share ", "share "),
         **LOSS,
-        kernels=("cross_entropy_fwd", "cross_entropy_fwd_grad", "cross_entropy_fwd_grad"),
     ),
     "cross_entropy-options": Function(
         lambda x, label, w, t: jk.cross_entropy(
@@ -335,11 +301,6 @@ FUNCTIONS = {
         lambda x, label: plain_losses(x, label, temperature=1.5, cap=4.0)[0],
         ("normal brc", "label br"),
         **LOSS,
-        kernels=(
-            "cross_entropy_fwd",
-            "cross_entropy_fwd cross_entropy_grad",
-            "cross_entropy_fwd cross_entropy_jvp",
-        ),
         is_variant=True,
         is_smoke=True,
     ),
@@ -348,11 +309,6 @@ FUNCTIONS = {
         lambda x, label: plain_losses(x, label)[0],
         ("normal brc", "label br"),
         **LOSS,
-        kernels=(
-            "cross_entropy_fwd",
-            "cross_entropy_fwd cross_entropy_grad",
-            "cross_entropy_fwd cross_entropy_jvp",
-        ),
         is_variant=True,
         is_smoke=True,
     ),
@@ -415,7 +371,6 @@ FUNCTIONS = {
         jnp.matmul,
         ("normal md", "normal dn"),
         **PRODUCT,
-        kernels=("sgemm", "sgemm sgemm sgemm", "sgemm sgemm sgemm"),
     ),
     "matmul-batched": Function(
         jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT, is_variant=True
@@ -435,14 +390,14 @@ FUNCTIONS = {
         is_variant=True,
     ),
     "sgemm-transposed": Function(
-        transposed_sgemm,
+        lambda a, b, c: jk.sgemm(a, b, c, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True),
         lambda a, b, c: -0.5 * jnp.matmul(a.T, b.T) + 2 * c,
         ("normal dm", "normal nd", "normal mn"),
         **PRODUCT,
     ),
     "attention": Function(
-        attention,
-        plain_attention,
+        functools.partial(jk.dot_product_attention, is_causal=True),
+        functools.partial(jax.nn.dot_product_attention, is_causal=True),
         ("normal bqhd", "normal bkhd", "normal bkhd", "normal 1hqk"),
         tolerance=1e-5,
         closed="hd",

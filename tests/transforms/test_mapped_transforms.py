@@ -1,7 +1,6 @@
-"""Functions and primitives, mapped by vmap over every subset of their operands.
+"""Functions, mapped by vmap over every subset of their operands, against plain JAX.
 
-An operand that is not mapped is shared by all members, and its gradient is a sum over them. The
-same program for each member alone, without vmap, is the truth.
+An operand that is not mapped is shared by all members, and its gradient is a sum over them.
 """
 
 import functools
@@ -12,21 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import ON_GPU
-from primitives import every_primitive
-from public_functions import FUNCTIONS, Function
+from public_functions import FUNCTIONS, Function, plain_mean
 
 import jaxkernels as jk
 from jaxkernels._attention import flash
 from jaxkernels._attention.problem import Call
 from jaxkernels._rows.masked_kernels import Band
 
-pytestmark = pytest.mark.usefixtures("small_chunks")
+pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 SIZES = (2, 3)  # of an outer and an inner vmap
 FLASH = Call(("q", "k", "v", "bias", "mask"), 0.5, Band(None, 0, from_end=False))
-
-
-def mean(x, label, weights, **options):
-    return jk.cross_entropy(x, label, weights=weights, reduction="mean", **options)
 
 
 # Each of these is mapped as another row of the table.
@@ -41,22 +35,27 @@ LEFT_OUT = (
 CASES = {
     **{name: function for name, function in FUNCTIONS.items() if name not in LEFT_OUT},
     "cross_entropy-mean": Function(
-        functools.partial(mean, label_smoothing=0.1, z_loss=0.01),
-        None,
+        lambda x, label, weights: jk.cross_entropy(
+            x, label, weights=weights, reduction="mean", label_smoothing=0.1, z_loss=0.01
+        ),
+        functools.partial(plain_mean, e=0.1, z=0.01),
         ("normal brc", "label br", "positive br"),
     ),
     "attention": Function(
         lambda q, k, b: jk.dot_product_attention(q, k, k, b, is_causal=True),
-        None,
+        lambda q, k, b: jax.nn.dot_product_attention(q, k, k, b, is_causal=True),
         ("normal bqhd", "normal bkhd", "normal 1hqk"),
     ),
     "attention-bfloat16": Function(
-        jk.dot_product_attention, None, ("normal bqhd",) * 3, dtypes=("bfloat16",)
+        jk.dot_product_attention,
+        jax.nn.dot_product_attention,
+        ("normal bqhd",) * 3,
+        dtypes=("bfloat16",),
     ),
     "flash": Function(
         lambda q, k, b, m: flash.attention((q, k, k, b, m), FLASH),
-        None,
-        ("normal bqhd", "normal bkhd", "normal 11qk", "mask bh1k"),
+        lambda q, k, b, m: jax.nn.dot_product_attention(q, k, k, b, m, scale=0.5, is_causal=True),
+        ("normal bqhd", "normal bkhd", "normal 11qk", "seen bh1k"),
     ),
 }
 
@@ -110,63 +109,17 @@ def mapped(function, levels):
     return function
 
 
-def one_by_one(alone, operands, tangents, levels):
-    """The same by a program for one member, whose results are added up."""
-    moving = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    value, sums = 0.0, [[np.zeros(np.shape(t), np.float64) for t in tangents] for _ in range(2)]
-    for member in itertools.product(*map(range, SIZES[-len(levels) :])):
-        at = [
-            tuple(k for k, level in zip(member, levels, strict=True) if level[i])
-            for i in range(len(operands))
-        ]
-        given = [x[own] for x, own in zip(operands, at, strict=True)]
-        own_tangents = [t[at[i]] for t, i in zip(tangents, moving, strict=True)]
-        own_value, found = alone(given, own_tangents)
-        value += own_value
-        for total, own in zip(sums, found, strict=True):
-            for x, y, i in zip(total, own, moving, strict=True):
-                x[at[i]] += np.asarray(y, np.float64)
-    return value, sums
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_subset(name):
     """Value, gradient and second derivative."""
     function = CASES[name]
-    alone = jax.jit(functools.partial(derivatives, function.ours))
     tolerance = 0.03 if function.dtypes[0] == "bfloat16" else 1e-4
     for levels in every_level(len(function.operands)):
-        operands, tangents = drawn(function, levels)
-        together = jax.jit(functools.partial(derivatives, mapped(function.ours, levels)))
-        got = together(operands, tangents)
-        want = one_by_one(alone, operands, tangents, levels)
+        got, want = (
+            jax.jit(functools.partial(derivatives, mapped(f, levels)))(*drawn(function, levels))
+            for f in (function.ours, function.peer)
+        )
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
             atol = tolerance * max(1.0, np.max(np.abs(b)))
-            np.testing.assert_allclose(
-                np.asarray(a, np.float64), b, rtol=tolerance, atol=atol, err_msg=str(levels)
-            )
-
-
-@every_primitive
-def test_every_primitive_under_every_subset(name, call, operands):
-    """Its value, also of operands that functions always map together."""
-    if len(operands) > 5:  # two operands of flash attention are enough to differ
-        call, operands = functools.partial(call, *operands[:-2]), operands[-2:]
-    pairs = [np.stack([x, np.flip(x, -min(2, x.ndim))]) for x in operands]
-    subsets = [s for s in itertools.product((0, None), repeat=len(operands)) if 0 in s]
-
-    @jax.jit
-    def of_each(*pairs):
-        found = []
-        for subset in subsets:
-            given = [x if axis == 0 else x[0] for x, axis in zip(pairs, subset, strict=True)]
-            members = [
-                call(*(x[i] if axis == 0 else x for x, axis in zip(given, subset, strict=True)))
-                for i in range(2)
-            ]
-            want = jax.tree.map(lambda *x: jnp.stack(x), *members)
-            found.append((jax.vmap(call, subset)(*given), want))
-        return found
-
-    for got, want in of_each(*pairs):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0.02, atol=0.02), got, want)
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=atol, err_msg=str(levels))

@@ -155,11 +155,9 @@ TRANSFORMS = {
     "reverse-over-reverse": lambda f, *xs: jax.jacrev(jax.jacrev(some(f)), numbers(xs))(*xs),
     "reverse-over-forward": lambda f, *xs: jax.jacrev(jax.jacfwd(some(f)), numbers(xs))(*xs),
     "third-order": third_order,
-    "vmap": functools.partial(mapped, call, 0),
     "vmap-axis-1": functools.partial(mapped, call, 1),
     "vmap-inner-axis": functools.partial(mapped, call, -2),
     "vmap-last-axis": functools.partial(mapped, call, -1),
-    "vmap-nested": functools.partial(mapped, functools.partial(mapped, call, 0), 1),
     "vmap-grad": functools.partial(mapped, lambda f, *xs: gradient(f)(*xs), 1),
     "vmap-cotangents": mapped_cotangents,
     "vmap-cond": functools.partial(mapped, branching, 0),
@@ -181,8 +179,8 @@ TRANSFORMS = {
 }
 
 
-# Variants run these on a CPU, where compiling is what costs. test_mapped_transforms.py has their
-# second derivatives.
+# Variants run these on a CPU, where compiling is what costs. test_mapped_transforms.py maps every subset
+# of operands along the first axis, and has second derivatives.
 FEW = ("call", "value-and-grad", "jvp", "vmap-last-axis", "vmap-grad")
 
 
