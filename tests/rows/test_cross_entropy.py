@@ -18,6 +18,9 @@ tiers = pytest.mark.parametrize("tier", cases.TIERS)
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "minus_inf")
 # Lengths on either side of what the kernels do differently: a tile of the CPU, a pack, staged rows, the tiers.
 SHAPES = (
+    (0, 19),
+    (1, 600),
+    (257, 19),
     (9, 1),
     (17, 2),
     (33, 5),
@@ -41,9 +44,15 @@ def test_kernels_of_all_kinds(dtype, tier):
         for shape in SHAPES
         if serves(tier, shape, dtype) and (cases.ON_GPU or shape[-1] < 50000 or kind == "normal")
     ]
+    for cols in (6, 300, 40000):
+        if serves(tier, (3, cols), dtype):
+            x = cases.logits("normal", 3, cols, dtype)
+            x[0, 0], x[1, 1], x[2, 4] = np.inf, np.nan, -np.inf
+            xs.append(x)
     check_kernels(xs, dtype, tier)
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 def test_kernels_of_rows_with_scales(dtype, tier):
@@ -56,15 +65,6 @@ def test_kernels_of_rows_with_scales(dtype, tier):
             if serves(tier, shape, dtype)
         ]
         check_kernels(xs, dtype, tier, scales=scales)
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("rows", [0, 1, 3, 16, 257])
-def test_numbers_of_rows(rows):
-    for dtype in ("float32", "bfloat16"):
-        xs = [cases.logits("normal", rows, cols, dtype) for cols in (1, 19, 600)]
-        check_kernels(xs, dtype)
-        check_kernels(xs, dtype, scales=2)
 
 
 @dtypes
@@ -134,25 +134,6 @@ def test_labels_of_every_dtype(dtype):
     np.testing.assert_array_equal(got, want)
 
 
-def test_loss_scaling_of_float16():
-    """A hundred thousand tokens: 1 / N is nearly nothing in float16, and times 65536 it is something again."""
-    rows, cols, scale = 100_000, 4, 65536.0
-    x = np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float16)
-    label = np.arange(rows) % cols
-
-    def loss(x, dtype):
-        return scale * jk.cross_entropy(x.astype(dtype), label, reduction="mean")
-
-    with jax.enable_x64(True):
-        dx = np.asarray(
-            jax.jit(jax.grad(functools.partial(loss, dtype=jnp.float16)))(x), np.float64
-        )
-        want = np.asarray(
-            jax.jit(jax.grad(functools.partial(loss, dtype=jnp.float64)))(x.astype(np.float64))
-        )
-    np.testing.assert_allclose(dx, want, rtol=2.0**-10, atol=1e-9)
-
-
 def test_gradients_of_a_mean_are_rounded_once():
     """Those of bfloat16 with a cotangent of 1 are those of float32, rounded."""
     x = cases.logits("normal", 16, 100, "bfloat16")
@@ -178,3 +159,117 @@ def test_rows_of_no_columns_and_no_rows(dtype):
         assert jax.grad(lambda x: jk.cross_entropy(x, label).sum())(x).shape == (0, 7)
         empty = jax.jit(jk.cross_entropy)(jnp.zeros((3, 0), dtype), jnp.array([-1, 0, -1]))
         np.testing.assert_array_equal(np.isnan(empty), [False, True, False])
+
+
+X = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
+LABEL = np.random.default_rng(1).integers(0, 7, (3, 5))
+
+
+def nll(x, label):
+    return -np.take_along_axis(np.asarray(jax.nn.log_softmax(x)), label[..., None], -1)[..., 0]
+
+
+def close(got, want):
+    np.testing.assert_allclose(got, want, rtol=3e-6, atol=3e-6)
+
+
+def test_shapes_that_broadcast():
+    """Labels, weights and temperatures against the loss; masks and probabilities against the logits."""
+    close(jk.cross_entropy(X, 3), nll(X, np.full((3, 5), 3)))
+    close(jk.cross_entropy(X, LABEL[:1]), nll(X, np.broadcast_to(LABEL[0], (3, 5))))
+    close(jk.cross_entropy(X[0, 0], 2), nll(X[0, 0], np.array(2)))
+    weights = np.array([[1.0], [2], [3]], np.float32)
+    close(jk.cross_entropy(X, LABEL, weights=weights), nll(X, LABEL) * weights)
+    close(jk.cross_entropy(X, LABEL, temperature=weights), nll(X / weights[..., None], LABEL))
+    uniform = jk.cross_entropy(X, np.full(7, 1 / 7, np.float32))
+    close(uniform, -np.mean(jax.nn.log_softmax(X), -1))
+    seen = np.arange(7) > 2
+    hidden = np.where(seen, X, -np.inf)
+    with np.errstate(all="ignore"):
+        close(jk.cross_entropy(X, LABEL, where=seen), nll(hidden, LABEL))
+
+
+NEUTRAL = np.array([[1.0, -1, 0, 2, -2]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("label", "weights"),
+    [(np.full_like(LABEL, -1), None), (LABEL, np.zeros(5, np.float32)[None]), (LABEL, NEUTRAL)],
+    ids=["no labels", "no weights", "weights whose sum is 0"],
+)
+def test_a_mean_of_nothing_is_0(label, weights):
+    mean = functools.partial(jk.cross_entropy, labels=label, weights=weights, reduction="mean")
+    loss, dx = jax.value_and_grad(mean)(X)
+    assert loss == 0
+    assert (dx == 0).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
+    """It has no part in the loss, in which the other classes are; one that is no class still gives NaN."""
+    x = X[0].copy()
+    x[0, 3] = -np.inf
+    log_p = np.asarray(jax.nn.log_softmax(x))
+
+    def loss(x, smoothing, label=(3, 3, 3, 3, 3)):
+        return jnp.sum(
+            jk.cross_entropy(
+                *(x, jnp.array(label)),
+                label_smoothing=smoothing,
+                reduction=reduction,
+                implementation=implementation,
+            )
+        )
+
+    hidden = np.isinf(log_p)
+    want = -np.sum(np.where(hidden, 0, log_p) / np.sum(~hidden, -1, keepdims=True))
+    close(loss(x, 1.0), want)
+    assert np.isfinite(jax.grad(loss)(x, 1.0)).all()
+    assert np.isnan(jax.jit(loss)(x, 1.0, jnp.array([9, 3, 3, 3, 3])))
+    # Smoothing is differentiated there too, where labels are not hidden.
+    got = jax.grad(loss, 1)(X[0], 1.0)
+    log_p = np.asarray(jax.nn.log_softmax(X[0]))
+    close(got, np.sum(log_p[:, 3]) - np.sum(log_p) / 7)
+
+
+def test_probabilities():
+    """Any that are not negative; where one is 0, what it multiplies may be infinite."""
+    p = np.random.default_rng(3).random(X.shape).astype(np.float32)
+    p[..., 2] = 0
+    x = X.copy()
+    x[..., 2] = -np.inf
+    log_p = np.asarray(jax.nn.log_softmax(x), np.float64)
+    with np.errstate(all="ignore"):
+        want = -np.sum(np.where(p == 0, 0, p * log_p), -1)
+    close(jk.cross_entropy(x, p), want)
+    close(jk.cross_entropy(x, p, reduction="mean"), want.mean())
+    dx = jax.grad(lambda x: jk.cross_entropy(x, p, reduction="sum"))(x)
+    close(dx, p.sum(-1, keepdims=True) * np.exp(log_p) - p)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "float8_e4m3fn", "float16", "bfloat16"])
+def test_dtypes_of_logits(dtype):
+    x = jnp.asarray(np.arange(12).reshape(3, 4), dtype)
+    loss = jk.cross_entropy(x, np.array([0, 1, 2]))
+    assert loss.dtype == jnp.float32
+    close(loss, nll(np.asarray(x, np.float32), np.array([0, 1, 2])))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4])
+def test_labels_of_few_bits(dtype):
+    for label in (LABEL.astype(dtype), jnp.asarray(LABEL, dtype)):
+        close(jk.cross_entropy(X, label), nll(X, LABEL))
+        close(jk.token_log_probs(X, label), -nll(X, LABEL))
+
+
+def test_known_labels_are_copied_as_guards_allow():
+    """And one that is too large is found, of NumPy under jit too."""
+    x, label = jnp.asarray(X), jnp.asarray(LABEL)
+    with jax.transfer_guard_device_to_host("disallow"):
+        jk.cross_entropy(x, label)
+        with pytest.raises(ValueError, match="labels must be smaller than 7"):
+            jk.cross_entropy(x, label + 7)
+    for function in (jk.cross_entropy, jk.token_log_probs):
+        with pytest.raises(ValueError, match="must be smaller than 7"):
+            jax.jit(lambda x: function(x, LABEL + 7))(x)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Cross entropy of logits on many devices, its kernels, and derivatives that it alone has."""
+"""Cross entropy on many devices, its kernels and memory, and derivatives that it alone has."""
 
 import functools
 
@@ -6,10 +6,11 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rows_of_losses import checked_gradient, checked_loss
+from rows_of_losses import check_kernels, serves
 
 import jaxkernels as jk
 
@@ -29,12 +30,10 @@ def mean(x, label=LABEL, **options):
 
 
 @pytest.mark.usefixtures("on_a_cpu")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_values_of_sharded_classes(dtype, cpu_devices):
     """Within the bounds of one device's kernels; devices that see nothing but -inf, far from the maximum, NaN."""
-    mesh = jax.make_mesh(
-        (8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices
-    )
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     x = cases.logits("normal", 11, 64, dtype)
     x[1, :56], x[1, 56:] = -np.inf, -300
     x[2, 5] = np.nan
@@ -42,18 +41,14 @@ def test_values_of_sharded_classes(dtype, cpu_devices):
     x[6, :8], x[6, 8:16] = 300, -300
     x[7] = -200
     x[8, 1] = 100
-    label = np.array([0, 60, 1, 63, -1, 9, 3, 5, 1, 64, 8], np.int32)
-    columns, whole = NamedSharding(mesh, P(None, "a")), NamedSharding(mesh, P())
-    with cases.x64(dtype):
-        given = jax.device_put(x, columns), jax.device_put(label, whole)
-        loss = jax.jit(jk.cross_entropy)(*given)
-        dx = jax.jit(jax.grad(lambda x, label: jnp.sum(jk.cross_entropy(x, label))))(*given)
-        of_sum = functools.partial(jk.cross_entropy, reduction="sum")
-        both = jax.jit(jax.grad(of_sum))(*given)
-    checked_loss(loss, x, label)
-    checked_gradient(dx, x, label)
-    if dtype != "float16":
-        checked_gradient(both, x, label)
+
+    def place(calls):
+        columns, whole = (NamedSharding(mesh, spec) for spec in (P(None, "a"), P()))
+        return [
+            (jax.device_put(x, columns), *jax.device_put(others, whole)) for x, *others in calls
+        ]
+
+    check_kernels([x], dtype, place=place)
 
 
 @pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
@@ -86,9 +81,11 @@ def kernels_in(function, *arguments):
     return {name: text.count(f"jaxkernels_cross_entropy_{name}[") for name in names}
 
 
-def test_a_mean_of_float16_makes_no_gradient_with_its_loss():
-    """It would be rounded before it is scaled."""
+def test_programs_that_make_no_gradient_with_their_loss():
+    """The gradient of float16 would be rounded before it is scaled; weights alone need none."""
     assert kernels_in(jax.grad(mean), X.astype(np.float16))["fwd_grad"] == 0
+    counts = kernels_in(jax.grad(lambda w: mean(X, weights=w)), jnp.ones(LABEL.shape))
+    assert counts == {"fwd": 1, "fwd_grad": 0, "grad": 0, "jvp": 0}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -115,7 +112,80 @@ def test_a_loss_that_is_infinite_has_a_tangent():
         assert np.isfinite(tangent).all()
 
 
-def test_derivatives_of_weights_alone_make_no_gradient():
-    weights = jnp.ones(LABEL.shape)
-    counts = kernels_in(jax.grad(lambda w: mean(X, weights=w)), weights)
-    assert counts == {"fwd": 1, "fwd_grad": 0, "grad": 0, "jvp": 0}
+reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+# Kernels of a GPU apply these; on a CPU plain JAX does, with arrays of the logits' size.
+SCALES = [{"temperature": 2.0}, {"logit_soft_cap": 30.0}] if cases.ON_GPU else []
+# Logits that the caller gives away become their gradient. The most temporary memory, relative to the
+# logits: a few numbers per row, no second array.
+MOST = 0.05
+
+
+def value_and_gradient(reduction, tier=None, **options):
+    def loss(x, label):
+        losses = jk.cross_entropy(x, label, reduction=reduction, tier=tier, **options)
+        return jnp.sum(losses)
+
+    return jax.value_and_grad(loss)
+
+
+def part_of_logits(x, compiled):
+    """The temporary memory of a program, as a part of the bytes of the logits."""
+    return compiled.memory_analysis().temp_size_in_bytes / x.nbytes
+
+
+@reductions
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, *SCALES], ids=str)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("donated", [True, False])
+def test_no_second_array_of_their_size(donated, dtype, options, reduction):
+    """A kernel that had to write over logits that are kept would read a copy."""
+    with cases.x64(dtype):
+        x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
+        program = jax.jit(value_and_gradient(reduction, **options), donate_argnums=[0] * donated)
+        lowered = program.lower(x, label)
+        assert ("output_operand_alias" in lowered.as_text()) == donated
+        compiled = lowered.compile()
+    assert compiled.memory_analysis().alias_size_in_bytes >= donated * x.nbytes
+    assert part_of_logits(x, compiled) < MOST
+
+
+@tiers
+@reductions
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_the_same_bits_in_place(dtype, reduction, tier):
+    """Rows of every alignment, whose packs neighbours read while they are written."""
+    lengths = [n for n in (3, 37, 128, 513, 1030, 4099, 20001) if serves(tier, (40, n), dtype)]
+    xs = [cases.logits("normal", 40, cols, dtype) for cols in lengths]
+    label = np.arange(40) % 4 - 1  # -1 to 2
+
+    def program(xs):
+        return [value_and_gradient(reduction, tier)(x, label) for x in xs]
+
+    with cases.x64(dtype):
+        want = jax.device_get(jax.jit(program)(xs))
+        given = [jax.device_put(x, may_alias=False) for x in xs]
+        got = jax.device_get(jax.jit(program, donate_argnums=0)(given))
+    assert all(x.is_deleted() for x in given)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@reductions
+@pytest.mark.parametrize("spec", [P("a"), P(None, "a")], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_on_many_devices(kind, spec, reduction, cpu_devices):
+    """Whole rows are overwritten; of spread classes only the values are looked at."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(kind,), devices=cpu_devices)
+    x = cases.logits("normal", 256, 1024, "float32")
+    whole, label = jax.device_put(x, NamedSharding(mesh, spec)), np.arange(256)
+    label = jax.device_put(label, NamedSharding(mesh, P(spec[0])))
+    function = value_and_gradient(reduction)
+    want = jax.jit(function)(whole, label)
+    program = jax.jit(function, donate_argnums=0).lower(whole, label).compile()
+    if spec[0]:
+        assert part_of_logits(x[:32], program) < MOST
+    for a, b in zip(program(whole, label), want, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert whole.is_deleted()

@@ -71,8 +71,8 @@ def test_finite_logits_have_finite_results(dtype, reduction, smoothing, implemen
                 assert not np.asarray(dx, np.float64)[4].any() or more
 
 
-def test_masked_classes_behind_a_temperature_and_a_bias():
-    """A temperature makes -inf of them in float32; the mask may also be a bias, or hide probabilities of 0."""
+def test_masked_classes_behind_a_temperature():
+    """A temperature makes -inf of them in float32; the mask may also hide probabilities of 0."""
     least = float(jnp.finfo(jnp.float32).min)
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     mask = np.where(np.arange(8) < 6, 0, least).astype(np.float32)
@@ -89,27 +89,12 @@ def test_masked_classes_behind_a_temperature_and_a_bias():
     ):
         np.testing.assert_allclose(found, want, rtol=1e-5)
     assert np.isfinite(jax.grad(lambda x: hot(x, mask)[1].sum())(x)).all()
-    w = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
-    for reduction in ("none", "mean"):
-
-        def linear(f, w, mask, reduction=reduction):
-            found = jk.linear_cross_entropy(f, w, label, bias=mask, reduction=reduction)
-            return jnp.sum(found)
-
-        value, grads = jax.value_and_grad(linear, (0, 1, 2))(x[:, :4], w, mask)
-        want, wanted = jax.value_and_grad(linear, (0, 1, 2))(x[:, :4], w[:, :6], mask[:6])
-        np.testing.assert_allclose(value, want, rtol=1e-5)
-        for found, right in zip(grads, wanted, strict=True):
-            assert np.isfinite(found).all()
-            np.testing.assert_allclose(found[..., : right.shape[-1]], right, rtol=1e-4, atol=1e-6)
     shares = np.where(np.arange(8) < 6, 1 / 6, 0).astype(np.float32)
     found, dx = jax.value_and_grad(lambda x: jk.cross_entropy(x + mask, shares).sum())(x)
     np.testing.assert_allclose(
         found, optax.softmax_cross_entropy(x + mask, shares).sum(), rtol=1e-6
     )
     assert np.isfinite(dx).all()
-    one = jaxkernels.optax.softmax_cross_entropy_with_integer_labels(x[:2] + mask, label[:2])
-    np.testing.assert_allclose(one, jk.cross_entropy(seen[:2], label[:2]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
@@ -171,21 +156,3 @@ def test_rows_left_out_never_show(reduction, implementation, options):
     assert np.isnan([value, *of_scales]).all()
     assert np.isnan(dx[5]).all()
     assert np.isfinite(dx[:5]).all()
-
-
-@pytest.mark.parametrize("reduction", ["none", "sum"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
-def test_an_infinity_or_a_nan_spoils_the_gradient_of_its_row(dtype, reduction):
-    """Also of a hidden class under smoothing; 6 columns, 300 and 40000 take other kernels."""
-    with x64(jnp.dtype(dtype).name):
-        for cols in (6, 300, 40000):
-            x = np.zeros((3, cols))
-            x[:, 4], x[0, 0], x[1, 1] = -np.inf, np.inf, np.nan
-
-            def total(x):
-                options = {"label_smoothing": 0.4, "reduction": reduction}
-                return jk.cross_entropy(x, np.array([3, 3, 3]), **options).sum()
-
-            gradient = np.asarray(jax.grad(total)(jnp.asarray(x, dtype)), np.float64)
-            assert np.isnan(gradient[:2]).all()
-            assert np.isfinite(gradient[2]).all()

@@ -1,8 +1,9 @@
-"""Guarantees of every launch plan, for any row length, operation, device and tier, without a GPU."""
+"""Guarantees of every launch plan, for any row length, operation, device, tier and place, without a GPU."""
 
 import itertools
 import random
 
+import numpy as np
 import oracle
 import pytest
 from row_plans import (
@@ -17,8 +18,11 @@ from row_plans import (
     scratch_of,
 )
 
+import jaxkernels as jk
 from jaxkernels import _cpu
 from jaxkernels._core import validate
+from jaxkernels._rows import contract
+from jaxkernels.verify import lengths
 
 MOST_THREADS = 1024
 
@@ -29,26 +33,19 @@ MOST_THREADS = 1024
 def test_invariants(dtype, device):
     """Plans satisfy what kernels rely on, for every row length that matters, every operation and tier."""
     check_invariants(interesting_cols(dtype), oracle.OPERATIONS, dtype, device)
-
-
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_invariants_of_attention_scores(dtype):
-    near = [c + step for c in masked_boundaries(dtype) for step in (-1, 0, 1)]
-    cols = [*near, *range(1, 70), 255, 1001, 50257, 151935, (1 << 31) + 5]
-    for device in ("h200", DEVICES[-1]):
+    if device in ("h200", DEVICES[-1]):
+        near = {c + step for c in masked_boundaries(dtype) for step in (-1, 0, 1)}
+        cols = [*near, *range(1, 70), 255, 1001, 50257, 151935, (1 << 31) + 5]
         check_invariants(cols, MASKED, dtype, device)
 
 
-def masked_boundaries(dtype, operation="masked_softmax_fwd"):
+def masked_boundaries(dtype):
     """The aligned and the misaligned row lengths at which another tier takes over, on an H200."""
     pack = 16 // BYTES[dtype]
     found = []
     for residue in (0, 1):
-        tiers = [
-            (packs * pack + residue, plan(packs * pack + residue, dtype, operation).tier)
-            for packs in (*range(1, 1100), *range(1100, 20000, 50))
-        ]
-        found += [a[0] for a, b in itertools.pairwise(tiers) if a[1] != b[1]]
+        tier = lambda n: plan(n * pack + residue, dtype, "masked_softmax_fwd").tier  # noqa: B023, E731
+        found += [n * pack + residue for n in lengths._changes(tier, 1, 20000)]
     assert len(found) >= 4, found
     return found
 
@@ -179,3 +176,67 @@ def _check_read_in_leaves(p, cols, rows, limits, where):
     assert p.grid_blocks == min(max(rows, 1), (2**31 - 1) // 8) * p.cluster_blocks, where
     leaves = -(-(window - 1) // (256 * p.leaf_turns))
     assert p.block_threads // 32 <= -(-leaves // p.cluster_blocks), where
+
+
+COLS_OF_PLACES = (
+    *(1, 3, 8, 17, 32, 64, 96, 124, 127, 128, 132, 188, 192),
+    *(193, 196, 256, 1000, 1024, 2047, 2048, 4096, 20001, 131072, 500000, 1200000),
+)
+PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
+
+
+def plans_of_places(dtype, tier=None):
+    """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place."""
+    pack = 16 // oracle.storage(dtype).itemsize
+    # Operations without a reduction have the same p at every offset.
+    operations = [name for name, traits in contract.OPERATIONS.items() if traits.sums > 0]
+    for operation, cols, (place, shifted) in itertools.product(operations, COLS_OF_PLACES, PLACES):
+        options = {"operation": operation, "device": "h200", "tier": tier}
+        try:
+            jk.plan_softmax((64, cols), dtype, **options)
+        except ValueError:
+            continue  # the tier cannot hold such rows anywhere
+        offset = place % pack
+        p = jk.plan_softmax((64, cols), dtype, **options, offset=offset, shifted=shifted)
+        yield operation, cols, offset, shifted, p
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("tier", [None, *validate.TIERS])
+def test_every_place_has_a_plan(dtype, tier):
+    width = oracle.storage(dtype).itemsize
+    pack = 16 // width
+    for operation, cols, offset, shifted, p in plans_of_places(dtype, tier):
+        assert p.offset == offset
+        assert p.on_packs == (offset == 0 and not shifted)
+        assert p.aligned == (cols % pack == 0 and p.on_packs)
+        assert p.smem_bytes <= 227 * 1024
+        gathers = p.staged or p.tier == "block_uncached"
+        assert gathers or not shifted, (operation, cols, p)
+        if p.staged:  # some rows of each input for each of four warps, and a pack for what is before the first
+            traits = contract.OPERATIONS[operation]
+            rows = p.rows_per_access
+            room = p.smem_bytes // (4 * traits.inputs)
+            assert room == rows * cols * width + (16 if offset or shifted else 0)
+            assert rows % (32 // p.lanes) == 0
+            assert rows * cols % pack == 0
+            assert p.elements_per_lane % 2 == 0
+            fewest, most = p.elements_per_lane - 2, p.elements_per_lane
+            assert p.lanes * fewest <= cols <= p.lanes * most
+        if p.tier == "warp" and not p.staged and not p.aligned:
+            # Layouts that hold fewer packs are not compiled, because such rows are staged.
+            traits = contract.OPERATIONS[operation]
+            longest = 32 * (8 if width == 8 else 16) // (1 if width == 2 else traits.inputs)
+            has_bias = any(x.role == "broadcast" for x in traits.operands)
+            assert has_bias or p.lanes * p.packs_per_lane * pack > longest
+        if p.tier in ("warp", "block") and not p.staged:
+            packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)
+            assert p.lanes * p.packs_per_lane >= min(packs, -(-(cols + offset) // pack))
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_offsets_are_those_of_a_pack(dtype):
+    pack = 16 // np.dtype(oracle.storage(dtype)).itemsize
+    for offset in (-1, pack):
+        with pytest.raises(ValueError, match=f"offset .* below {pack}, got {offset}"):
+            jk.plan_softmax((4, 8), dtype, offset=offset)

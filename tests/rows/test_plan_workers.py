@@ -1,5 +1,7 @@
 """How rows are handed out: few rows, batches, turns; and that their number changes no sum. Without a GPU."""
 
+import functools
+
 import cases
 import oracle
 import pytest
@@ -133,12 +135,9 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
         assert left == 0
 
 
-def test_other_tiers_have_no_workers():
+def test_plans_and_devices_without_workers():
     with pytest.raises(IndexError, match="no worker"):
         plan(1024).rows_of(0, 4096)
-
-
-def test_limits_of_a_device_without_processors():
     with pytest.raises(ValueError, match="sm_count must be at least 1"):
         with_sms(0)
 
@@ -164,3 +163,38 @@ def test_plan_of_this_gpu(gpu):
     for name in DEVICES:
         if name in gpu.device_kind.lower().replace(" ", ""):
             assert live == plan(5000, "bfloat16", rows=1 << 20, device=name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cols", "blocks", "blocks_per_sm", "halves"),
+    [
+        ("bfloat16", 32000, 1, 3, False),
+        ("bfloat16", 50257, 2, 4, False),
+        ("bfloat16", 128256, 4, 3, True),
+        ("bfloat16", 262144, 8, 3, True),
+        ("float32", 32000, 2, 3, False),
+        ("float32", 50257, 2, 2, True),
+        ("float32", 128256, 8, 3, True),
+        ("float32", 262144, 16, 3, True),
+    ],
+)
+def test_blocks_of_a_row_of_losses(dtype, cols, blocks, blocks_per_sm, halves):
+    """Those that were measured, whatever the number of rows: the bits of a row depend on them."""
+    plan_of = functools.partial(plan, cols, dtype, "cross_entropy_fwd_grad")
+    p = plan_of(rows=2**30 // cols)
+    assert (p.cluster_blocks, p.blocks_per_sm, p.halves) == (blocks, blocks_per_sm, halves)
+    assert {plan_of(rows=rows).cluster_blocks for rows in (1, 8, 64, 1000)} == {blocks}
+
+
+@pytest.mark.parametrize("operation", ["cross_entropy_fwd", "logsumexp_fwd"])
+def test_few_rows_have_a_warp_for_each_leaf(operation):
+    """While all blocks run at once; the leaves are those of many rows."""
+    leaves = 126  # of 256 packs each
+    for rows in (1, 8):
+        p = plan(128256, "float32", operation, rows=rows)
+        assert (p.cluster_blocks, p.block_threads, p.leaf_turns) == (8, 16 * 32, 1)
+        assert p.block_threads // 32 * p.cluster_blocks >= leaves
+    p = plan(128256, "float32", operation, rows=64)
+    assert (p.cluster_blocks, p.block_threads, p.leaf_turns) == (4, 8 * 32, 1)
+    p = plan(128256, "bfloat16", operation, rows=1)
+    assert (p.cluster_blocks, p.block_threads, p.leaf_turns) == (8, 8 * 32, 1)

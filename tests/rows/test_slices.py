@@ -36,21 +36,20 @@ def test_operands_at_every_offset(dtype, shape):
     check_at_every_offset(dtype, shape)
 
 
+def write(flat, y, offset):
+    return lax.dynamic_update_slice(flat, y.reshape(-1), (offset,))
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="shape")
+def in_place(flat, start, shape):
+    x = lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)
+    return write(flat, jk.softmax(x), start)
+
+
 @each_dtype
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_results_in_the_midst_of_an_array(dtype, shape):
     """In place of the operand, so that both share their place, and in place of others."""
-
-    def write(flat, y, offset):
-        return lax.dynamic_update_slice(flat, y.reshape(-1), (offset,))
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def in_place(flat, start):
-        return write(
-            flat,
-            jk.softmax(lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)),
-            start,
-        )
 
     @functools.partial(jax.jit, donate_argnums=0)
     def beside(target, flat):
@@ -62,7 +61,7 @@ def test_results_in_the_midst_of_an_array(dtype, shape):
     lanes = lanes_of(flat, shape[-1])
     with cases.x64(dtype):
         for offset in offsets(dtype):
-            got = np.asarray(in_place(jnp.array(flat), offset))
+            got = np.asarray(in_place(jnp.array(flat), offset, shape))
             size = math.prod(shape)
             np.testing.assert_array_equal(got[:offset], flat[:offset])
             np.testing.assert_array_equal(got[offset + size :], flat[offset + size :])
@@ -87,18 +86,13 @@ def test_staged_rows_give_the_same_bits_anywhere(dtype, shape):
     assert jk.plan_softmax(shape, dtype, device="h200").staged
     flat, _ = flat_arrays(dtype, shape, 3)
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def in_place(flat, start):
-        x = lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)
-        return lax.dynamic_update_slice(flat, jk.softmax(x).reshape(-1), (start,))
-
     with cases.x64(dtype):
         x = cut(flat, 0, shape)
         want = np.asarray(jk.softmax(x))
         np.testing.assert_array_equal(np.asarray(jk.softmax(x[1:2])), want[1:2])
         for offset in offsets(dtype):
             moved = jnp.array(np.roll(flat, offset))
-            got = cut(np.asarray(in_place(moved, offset)), offset, shape)
+            got = cut(np.asarray(in_place(moved, offset, shape)), offset, shape)
             np.testing.assert_array_equal(got, want)
 
 

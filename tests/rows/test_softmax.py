@@ -8,8 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from row_parts_cases import in_parts
 
 import jaxkernels as jk
+from jaxkernels._rows import reference
 from jaxkernels.verify.truth import tolerance
 
 FUNCTIONS = {"softmax_fwd": jk.softmax, "log_softmax_fwd": jk.log_softmax}
@@ -109,24 +113,32 @@ def test_what_is_far_below_the_maximum_is_zero(dtype, tier):
         assert (y[1, cols // 2 :] == 0).all()
 
 
+SUMS = [functools.partial(f, axis=-1, keepdims=True) for f in (jk.logsumexp, jax.nn.logsumexp)]
+AGAINST = [
+    *((operation, dtype) for operation in FORWARD for dtype in oracle.DTYPES),
+    *(("logsumexp_fwd", dtype) for dtype in ("float32", "bfloat16")),
+]
+
+
 @pytest.mark.half_on_a_cpu
 @pytest.mark.usefixtures("optimized")
-@dtypes
-@operations
+@pytest.mark.parametrize(("operation", "dtype"), AGAINST)
 def test_error_is_never_worse_than_jax_nn(operation, dtype):
     """Largest error over the array in units in the last place, ours against jax.nn's, on the same input.
 
     Largest errors of two right implementations differ by luck: each has an exponential and a division (or a logarithm
-    and a difference) of half a unit or more behind it. So one unit is a tie, and no more is allowed.
+    and a difference) of half a unit or more behind it. So one unit is a tie, and no more is allowed. A logarithm near 0
+    is a difference: it is measured in the last place of numbers of order 1.
     """
+    is_sum = operation == "logsumexp_fwd"
+    functions = SUMS if is_sum else (FUNCTIONS[operation], PEERS[operation])
     for kind in ("normal", "wide", "outliers", "offset", "equal"):
         for rows, cols in ((64, 10), (64, 128), (16, 1000), (4, 32768)):
             x = cases.logits(kind, rows, cols, dtype, seed=7)
             with cases.x64(dtype):
-                ours = np.asarray(jax.jit(FUNCTIONS[operation])(x))
-                theirs = np.asarray(jax.jit(PEERS[operation])(x))
+                ours, theirs = (np.asarray(jax.jit(f)(x)) for f in functions)
             want = oracle.truth(operation, x)
-            scale = 1.0 if operation == "log_softmax_fwd" else 0.0
+            scale = 0.0 if operation == "softmax_fwd" else 1.0
             error, peer = (tolerance.ulps(y, want, scale) for y in (ours, theirs))
             assert error <= peer + 1, f"{kind} {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
 
@@ -140,21 +152,16 @@ def test_long_float32_rows_lose_little_where_their_parts_meet(kind, cols):
     assert tolerance.ulps(y, oracle.truth("softmax_fwd", x)) < 4.25
 
 
-@pytest.mark.parametrize("tier", ["block", "block_smem", "cluster", "block_uncached"])
-def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
-    with jax.default_device(cpu_devices[0]):
-        x = jnp.asarray(cases.logits("normal", 5, 300, "float32"))
-        assert np.array_equal(jk.softmax(x, tier=tier), jk.softmax(x))
-
-
 @pytest.mark.xdist_group("large arrays")
-@pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad"])
+@pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "logsumexp_fwd"])
 @pytest.mark.parametrize(
     ("cols", "tier"),
     [(1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None), (524288, None)],
 )
 def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
     """Offsets are 64-bit: rows on both sides of element 2^31, and the last one, are right; and all rows sum up."""
+    if operation == "logsumexp_fwd" and tier == "block_smem":
+        return  # its rows need no shared memory
     rows = 2**31 // cols + 3
     if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 30e9:
         from conftest import skip_or_fail
@@ -162,8 +169,15 @@ def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
         skip_or_fail("this GPU has less than 30 GB")
     probe = np.unique(np.r_[0, 1, rows // 2, rows - 6 : rows])
     x = jax.random.normal(jax.random.key(0), (rows, cols), jnp.bfloat16)
-    y = jk.softmax(x, tier=tier)
     lanes = cases.accumulators(operation, x.shape, "bfloat16", tier)
+    if operation == "logsumexp_fwd":
+        t = jax.random.normal(jax.random.key(1), (rows,), jnp.bfloat16)
+        y, pull = jax.vjp(functools.partial(jk.logsumexp, axis=-1, tier=tier), x)
+        x, t, y, dx = (np.asarray(a[probe]) for a in (x, t, y, pull(t)[0]))
+        tolerance.check(y[:, None], operation, x, accumulators=lanes)
+        tolerance.check(dx, "logsumexp_grad", x, t[:, None], accumulators=lanes)
+        return
+    y = jk.softmax(x, tier=tier)
     if operation == "softmax_fwd":
         tolerance.check(np.asarray(y[probe]), operation, np.asarray(x[probe]), accumulators=lanes)
         sums = jnp.sum(y, axis=-1, dtype=jnp.float32)
@@ -190,3 +204,93 @@ def test_exponentials_of_doubles_at_their_edges(cols):
     assert (got[want < np.finfo(np.float64).tiny * (1 - 1e-12)] == 0).all()
     ulps = np.abs(got - want)[normal] / np.spacing(want[normal])
     assert ulps.max() <= 4
+
+
+# log_softmax near 0: where all others together have the probability 1e-9, the largest has -1e-9, not 0.
+# float32 and float64: half types sum all terms, and near 0 they err by about 2^-24.
+MOST_ULPS = 4
+# All that else is won by: the sum of the exponentials of the other elements of a row.
+RESTS = np.array([0.5, *np.logspace(-4, -12, 9), 1e-20, 1e-30])
+# Rows of some lanes, of a warp, of a block, of several; aligned and not.
+COLS = (2, 7, 33, 100, 128, 1000, 2049, 4096, 20001, 32768, 100000)
+exact = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def won_rows(cols, dtype, ties=0):
+    """Rows that one element wins, at a random position, or that it shares with `ties` others."""
+    rng = np.random.default_rng([cols, ties])
+    x = np.log(rng.uniform(0.1, 2, (len(RESTS), cols)) * RESTS[:, None] / cols)
+    for row in x:
+        row[rng.permutation(cols)[: 1 + ties]] = 0
+    return (x + rng.uniform(-3, 3, (len(x), 1))).astype(dtype)
+
+
+def random_rows(cols):
+    """Random rows of several spreads, rounded to float32."""
+    rng = np.random.default_rng(cols)
+    shape = (max(4, 20000 // cols), cols)
+    normal, uniform = rng.standard_normal(shape), rng.uniform(0, 80, shape)
+    return [x.astype(np.float32) for x in (normal, 10 * normal, 30 * normal, uniform)]
+
+
+def check(y, x):
+    error = tolerance.ulps(y, oracle.truth("log_softmax_fwd", x))
+    assert error <= MOST_ULPS, f"{x.dtype} {x.shape}: {error:.2f} ulp"
+
+
+FORMS = {
+    "kernels": jk.log_softmax,
+    "parts": functools.partial(in_parts, "log_softmax_fwd"),
+    "plain JAX": reference.log_softmax_fwd,
+}
+FORMS |= {tier: functools.partial(jk.log_softmax, tier=tier) for tier in cases.TIERS[1:]}
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("form", FORMS)
+@exact
+def test_rows_near_zero(dtype, form):
+    """Rows that are won, and random ones. The fallback in plain JAX is as exact as the kernels."""
+    tier = form if form in cases.TIERS else None
+    served = [cols for cols in COLS if cases.serves(tier, (len(RESTS), cols), dtype)]
+    xs = [won_rows(cols, dtype, ties) for cols in served for ties in (0, 1)]
+    if dtype == "float32":
+        served = [c for c in (100, 1003, 10000, 100000) if cases.serves(tier, (4, c), dtype)]
+        xs += [x for cols in served for x in random_rows(cols)]
+    with cases.x64(dtype):
+        results = jax.device_get(jax.jit(lambda xs: [FORMS[form](x) for x in xs])(xs))
+    for y, x in zip(results, xs, strict=True):
+        check(y, x)
+
+
+@pytest.mark.usefixtures("optimized")
+@exact
+def test_rows_near_zero_over_eight_devices(dtype, cpu_devices):
+    """One device has the maximum, or two have it; terms relative to the maxima of the others join them."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    sharding = NamedSharding(mesh, P(None, "a"))
+    xs = [won_rows(cols, dtype, ties) for cols in (8, 4096) for ties in (0, 1)]
+    if dtype == "float32":
+        xs += [x for cols in (104, 10000) for x in random_rows(cols)]
+    function = jax.jit(jk.log_softmax, in_shardings=sharding, out_shardings=sharding)
+    with cases.x64(dtype):
+        for x in xs:
+            check(np.asarray(function(jax.device_put(x, sharding))), x)
+
+
+@exact
+def test_the_derivative_in_plain_jax(dtype):
+    with cases.x64(dtype):
+        x, t = won_rows(33, dtype, ties=1), cases.cotangents(len(RESTS), 33, dtype)
+        y, pull = jax.vjp(reference.log_softmax_fwd, jnp.asarray(x))
+        np.testing.assert_allclose(
+            pull(jnp.asarray(t))[0], reference.log_softmax_grad(y, t), rtol=1e-5, atol=1e-5
+        )
+
+
+@exact
+def test_elements_that_almost_tie(dtype):
+    """Their terms round to 1, as that of the maximum is."""
+    x = np.array([[1e-10, 0, -30], [0, -1e-9, -1e-10], [3, 3, 3], [1e-30, 0, -np.inf]], dtype)
+    with cases.x64(dtype):
+        check(np.asarray(jk.log_softmax(x)), x)

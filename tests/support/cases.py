@@ -16,7 +16,7 @@ from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
 from jaxkernels.verify.truth.tolerance import PRECISION, check
 
 ON_GPU = jax.default_backend() == "gpu"
-# On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.
+# On a CPU a forced tier has no effect (test_errors.py shows it), so one pass is enough there.
 TIERS = (None, *validate.TIERS) if ON_GPU else (None,)
 
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "minus_inf")

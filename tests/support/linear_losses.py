@@ -71,10 +71,6 @@ class Layer:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def classes(self):
-        return self.w.shape[1]
-
     def measure_bounds(self):
         """Errors of (lse - x_l, lse, entropy, mean (lse - x)); that of the entropy is not used."""
         changes = self.delta * [2, 1, np.inf, 2]
@@ -129,7 +125,7 @@ class Layer:
             error = a_limit @ np.abs(b) + (count + 2) * own.u * size
             return truth, error + 1.01 * own.us * (np.abs(truth) + error) + own.smallest
 
-        dx = product(gradient, limit, w.T, self.classes)
+        dx = product(gradient, limit, w.T, w.shape[1])
         dw = [part.T for part in product(gradient.T, limit.T, used, len(x))]
         found = {"dx": dx, "dw": dw}
         if self.bias is not None:

@@ -16,38 +16,21 @@ SCRATCH_WITH_RESTS = 896
 # Operations whose float32 sums keep what they lose to rounding.
 WITH_RESTS = ("softmax_fwd", "masked_softmax_fwd", "biased_softmax_fwd")
 RESERVED = 1024
-DEVICE_FIELDS = (
-    "name",
-    "sm_count",
-    "smem_per_block",
-    "smem_per_sm",
-    "threads_per_sm",
-    "blocks_per_sm",
-    "registers_per_sm",
-    "compute_capability",
-    "cluster_blocks",
-    "compiled_for",
-    "has_wgmma",
-)
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 
 def with_sms(sm_count):
     h200 = _cpu.named_devices()["h200"]
-    fields = {field: getattr(h200, field) for field in DEVICE_FIELDS}
+    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
     return jk.DeviceLimits(**{**fields, "sm_count": sm_count})
 
 
 def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
-    if keeps_rest(dtype, operation):
+    if dtype == "float32" and operation in WITH_RESTS:
         return SCRATCH_WITH_RESTS
     sums = contract.OPERATIONS[operation].sums_of(oracle.storage(dtype))
     return SCRATCH[oracle.compute(dtype).name, sums]
-
-
-def keeps_rest(dtype, operation):
-    return dtype == "float32" and operation in WITH_RESTS
 
 
 def inputs(operation):

@@ -11,29 +11,13 @@ from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference
 from jaxkernels.verify.truth import compare
 from jaxkernels.verify.truth.bounded import Bounded
-from jaxkernels.verify.truth.losses import MEASURES, Losses, Rows
+from jaxkernels.verify.truth.losses import MEASURES, Losses
 
 
 def assert_within(got, want, limit, what):
     """Every element lies within its bound."""
     ratio, text = compare.largest_ratio(np.asarray(got), want, limit)
     assert ratio <= 1, f"{what} {text}"
-
-
-def checked_loss(got, x, label, accumulators=4):
-    """The plain loss of each row; 0 of those without a label."""
-    rows = Rows(x, label, accumulators)
-    counted = label >= 0
-    want, limit = (np.where(counted, a[:, 0], 0) for a in rows.measures())
-    assert_within(got, want, limit, "loss")
-
-
-def checked_gradient(got, x, label, accumulators=4):
-    """The gradient of their sum."""
-    rows = Rows(x, label, accumulators)
-    cotangent = np.zeros((len(x), 4))
-    cotangent[:, 0] = label >= 0
-    assert_within(got, *rows.gradient(cotangent), "gradient")
 
 
 def labels_of(rows, cols, seed=0):
@@ -74,10 +58,10 @@ def kernels_of(calls, tier):
     return results
 
 
-def check_kernels(xs, dtype, tier=None, seed=0, scales=0):
+def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: calls):
     """Holds the kernels against the truth, with random numbers and cotangents for each row.
 
-    Rows have a random temperature if `scales` is 1, and a cap too if it is 2.
+    Rows have a random temperature if `scales` is 1, and a cap too if it is 2. `place` puts all on devices.
     """
     wide = oracle.compute(dtype)
     calls = []
@@ -92,7 +76,7 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0):
         of_rows = of_rows if scales else None
         calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide), of_rows))
     with cases.x64(dtype):
-        found = jax.device_get(kernels_of(calls, tier))
+        found = jax.device_get(kernels_of(place(calls), tier))
     for (x, label, numbers, cotangent, of_rows), (of_both, kept_by_both, with_loss, dx) in zip(
         calls, found, strict=True
     ):
