@@ -61,7 +61,7 @@ def kernels_of(calls, tier):
 def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: calls):
     """Holds the kernels against the truth, with random numbers and cotangents for each row.
 
-    Rows have a random temperature if `scales` is 1, and a cap too if it is 2. `place` puts all on devices.
+    Rows have a temperature of 1e-3 to 1000 if `scales` is 1, and a cap too if it is 2. `place` puts all on devices.
     """
     wide = oracle.compute(dtype)
     calls = []
@@ -72,8 +72,11 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: ca
         numbers[1::4, 0] = 0
         cotangent = rng.standard_normal((len(x), 4)).astype(wide)
         cotangent[label < 0, 0] = 0
-        of_rows = rng.uniform([0.5, 2], [2, 30], (len(x), 2)).astype(wide)[:, :scales]
-        of_rows = of_rows if scales else None
+        of_rows = rng.uniform([0.5, 2], [2, 30], (len(x), 2))
+        of_rows[1::5] = [1e-3, 30]
+        of_rows[2::5] = [1e3, 1e-2]
+        of_rows[3::5, 1] = 1e-2  # nearly all logits saturate
+        of_rows = of_rows.astype(wide)[:, :scales] if scales else None
         calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide), of_rows))
     with cases.x64(dtype):
         found = jax.device_get(kernels_of(place(calls), tier))
