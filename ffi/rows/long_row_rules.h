@@ -24,23 +24,15 @@ inline constexpr int kUncachedThreads = 1024;
 // Operations that reduce one input to row scalars use the single-pass kernel of tier_one_read.cuh,
 // for any alignment of the rows. Fractions of the read rate, before and in leaves:
 // H200 f32 logsumexp 32003 cols: cluster 0.78, 0.95
-// H200 f32 logsumexp 50257 cols: cluster 0.87, 0.96
-// H200 f32 logsumexp 262144 cols: block_uncached 0.98, 0.95
 // H200 f32 logsumexp 400000 cols: block_uncached 0.82, 0.96
 // H200 bf16 logsumexp 32003 cols: cluster 0.60, 0.83
-// H200 bf16 logsumexp 50257 cols: cluster 0.79, 0.81
 // H200 bf16 logsumexp 262144 cols: block_uncached 0.92, 0.92
-// us a call of 64 in a program: H200 f32 logsumexp 1 x 131072: 24.9, 10.1
 // us a call of 64 in a program: H200 f32 logsumexp 4 x 128256: 30.0, 7.0
-// us a call of 64 in a program: H200 bf16 logsumexp 4 x 128256: 17.0, 10.4
 // The constants are: packs in flight per lane, maximum leaves per row, registers per thread,
 // maximum warps per block and blocks per row. Fractions of the read rate, 2^30 bytes; before,
 // losses used the same tiers as logsumexp:
-// H200 bf16 loss 50257 cols: cluster 0.53, in leaves 0.83
 // H200 bf16 loss 128256 cols: block_uncached 0.73, in leaves 0.91
-// H200 f32 loss 50257 cols: cluster 0.70, in leaves 0.92
 // H200 bf16 loss 128256 cols, all sums: 64 registers 0.33, 80 registers 0.73
-// H200 bf16 loss 32000 cols: 1, 2, 4, 8 warps 0.87, 0.87, 0.83, 0.69
 // H200 bf16 loss 128256 cols: 1, 2, 3, 4, 8 warps 0.81, 0.89, 0.91, 0.89, 0.88
 // H200 f32 loss 262144 cols: 1, 2, 3, 4, 8 warps 0.69, 0.95, 0.96, 0.82, 0.96
 // us a call, 1 x 128256, before and in 8 blocks: bf16 loss 17.7, 5.1; f32 loss 23.6, 5.9
@@ -63,8 +55,6 @@ inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
 // it. Without leaves, unaligned rows are faster in shared memory. Logsumexp, TB/s read:
 // H200 f32 65536 cols: block_uncached 4.18, cluster 3.69
 // H200 f32 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
-// H200 bf16 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
-// H200 bf16 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
   return !StoresElements(operation) && (aligned || IsReadInLeaves(operation));
 }

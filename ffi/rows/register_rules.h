@@ -45,7 +45,6 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // H200 bf16 fwd 2048 cols, 64 registers: warp 1.08, block_smem 0.98
 // H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
 // H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
-// H200 f64 fwd 577 cols, 48 registers: warp 0.94
 // H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
 constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 64; }
 // Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
@@ -81,7 +80,6 @@ inline constexpr int kWarpTierThreads = 128;
 // a chunk per input, which can be up to twice kStagedChunkBytes:
 //
 // H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
-// H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
 // H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
 // GPUs with 100 KiB per SM were not measured; with two inputs of 511 columns they hold one block.
 inline constexpr int kStagedTierThreads = 128;
@@ -93,7 +91,6 @@ inline constexpr int kStagedChunkBytes = 4 * 1024;
 constexpr int MostStagedElements(DType dtype) { return IsDouble(dtype) ? 8 : 16; }
 // Maximum length of staged rows.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
-// H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
 constexpr int MostStagedCols(DType dtype, int inputs) {
   return 32 * MostStagedElements(dtype) / (IsHalf(dtype) ? 1 : inputs);
@@ -104,7 +101,6 @@ constexpr int MostStagedCols(DType dtype, int inputs) {
 //
 // H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
 // H200 f32 fwd 264 cols, three packs per lane: registers 0.97, staged 0.92
-// H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
 constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64_t packs,
                                const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
@@ -167,12 +163,8 @@ constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
 // Time relative to a copy, masked and causal scores, with 32 waves of grid-stride blocks, except in
 // the lines with one block per row (the present code):
 // H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
-// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
-// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
 // H200 bf16 8192 cols: one block per row 1.07, 1.07
 // H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
-// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
-// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
 // H200 f32 8192 cols: one block per row 1.08, 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
@@ -180,12 +172,9 @@ constexpr int BlockRegisters(DType dtype) { return IsHalf(dtype) ? 80 : 64; }
 // Rows too long for a warp use the tier `block` if an SM holds kLeastRowsOfBlocks of them. Longer
 // rows use shared memory.
 // H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
-// H200 bf16 fwd 24576 cols: block 0.97, block_smem 0.93
-// H200 bf16 grad 3072 cols: block 1.05, block_smem 1.01
 // H200 f32 16384 cols: block 0.99, block_smem 0.96
 // H200 bf16 32768 cols, one row per SM: block 0.78, block_smem 0.96
 // H200 bf16 masked scores 16384 cols, time relative to a copy: block 1.03, block_smem 1.18
-// H200 f32 masked scores 8192 cols, time relative to a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
 // Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
 // input after its terms, so that registers spill; so do those of float32 cross entropy with its
@@ -194,14 +183,11 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
-// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
 // H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
-// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
 // Losses with their gradients, before the warp-0 broadcast (IsLed in smem_rules.h):
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
-// H200 bf16 loss with gradient 12289 cols: block 0.66, block_smem 0.69
 constexpr bool PrefersBlock(Operation operation, DType dtype, bool aligned, int64_t cols) {
   const bool stores_terms = IsForward(operation) && StoresElements(operation);
   if (IsDouble(dtype) && stores_terms) return false;

@@ -39,15 +39,9 @@ inline constexpr int kMostSmemThreads = 1024;
 // times that. us per call in a captured graph with rotating inputs; "4 of 256" means 4 blocks per
 // row of 256 threads, doubled for few rows:
 // H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
-// H200 f32 fwd 1, 16, 64 x 36920, 8 of 256: many 5.6, 6.4, 11.3; few 3.9, 5.2, 9.3
-// H200 f32 fwd 1, 16, 64 x 65536, 8 of 320: many 6.8, 8.2, 15.9; few 4.6, 6.7, 13.8
 // H200 f32 fwd 1, 8, 16 x 128256, 8 of 640: many 7.5, 8.4, 11.2; few 6.1, 7.4, 13.5
-// H200 f32 fwd 1, 8, 16 x 196608, 16 of 512: many 7.1, 10.3, 14.3; few 5.9, 9.7, 14.3
 // H200 f32 grad 1, 16, 64 x 24413, 8 of 256: many 3.9, 4.8, 8.4; few 3.0, 4.2, 7.3
-// H200 f32 grad 1, 8, 16 x 56720, 8 of 640: many 3.8, 4.6, 6.2; few 3.4, 4.5, 7.6
 // H200 bf16 fwd 1, 16, 64 x 50257, 4 of 256: many 7.2, 7.3, 9.8; few 5.1, 5.6, 8.3
-// H200 bf16 fwd 1, 16, 32 x 128256, 8 of 384: many 6.2, 8.0, 10.8; few 4.7, 7.0, 10.5
-// H200 bf16 fwd 1, 8, 16 x 229864, 8 of 768: many 6.6, 7.6, 10.7; few 6.2, 7.3, 13.4
 // H200 bf16 fwd 1, 128, 256 x 26000, 1 of 576: many 6.6, 8.8, 12.9; few 5.2, 7.8, 13.6
 // H200 bf16 fwd 128 x 50257, 4 of 256: many 13.9, few 11.8
 inline constexpr int kFewRowsPacks = 8;
@@ -89,25 +83,16 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // and us per call of one row:
 // H200 f32 fwd 24576 cols: 1 (2) 0.91, 0.96, 7.2; 4 (8) 0.91, 0.95, 6.2; 8 (8) 0.91, 0.94, 4.4
 // H200 f32 fwd 32000 cols: 4 (6) 0.88, 0.95, 6.5; 8 (8) 0.93, 0.96, 4.8
-// H200 f32 fwd 50257 cols: 4 (4) 0.83, 0.94, 7.4; 8 (8) 0.90, 0.94, 6.9
 // H200 f32 fwd 131072 cols: 8 (3) 0.86, 0.92, 7.6; 16 (6) 0.89, 0.93, 7.0
-// H200 f32 fwd 196608 cols: 8 (2) 0.82, 0.90, 8.7; 16 (4) 0.87, 0.92, 7.2
-// H200 f32 grad 24413 cols: 4 (4) 0.97, 1.01, 4.3; 8 (8) 0.98, 1.01, 4.0
 // H200 f32 grad 97035 cols: 8 (2) 0.98, 1.01, 5.9; 16 (4) 0.98, 1.01, 5.1
-// H200 bf16 fwd 32000 cols: 1 (3) 0.94, 0.96, 6.0; 4 (9) 0.92, 0.96, 4.8
 // H200 bf16 fwd 56720 cols: 1 (2) 0.89, 0.96, 8.7; 8 (9) 0.91, 0.95, 4.6
-// H200 bf16 fwd 97035 cols: 4 (4) 0.85, 0.92, 7.9; 8 (8) 0.89, 0.95, 7.0
 // H200 bf16 fwd 393216 cols: 8 (2) 0.79, 0.89, 9.3; 16 (4) 0.85, 0.91, 7.5
-// H200 bf16 grad 24413 cols: 1 (2) 0.99, 1.00, 5.6; 4 (8) 0.97, 1.01, 5.1
 // Another H200, f32 fwd 131072 cols, static schedule: 8 (3) 0.91, 16 (6) 0.77
 // 2^28 bytes, static schedule:
 // H200 f64 fwd 8192 cols: 1 (3) 0.93, 2 (6) 0.88
 // H200 f64 fwd 32768 cols: 4 (3) 0.77, 8 (6) 0.81, 9 (7) 0.82
 // Losses with their gradients have a higher fixed cost per row, so they are faster with fewer
-// blocks. 2^30 bytes, before the warp-0 broadcast (IsLed):
-// H200 f32 loss with gradient 100003 cols: 8 (4) 0.86, 4 (2) 0.88, 2 (1) 0.87
-// H200 bf16 loss with gradient 151936 cols: 8 (5) 0.79, 4 (2) 0.73
-// 2^30 elements, the better of static schedule and batches, with the warp-0 broadcast:
+// blocks. 2^30 elements, the better of static schedule and batches:
 // H200 f32 loss with gradient 50257 cols: 8 (8) 0.98, 4 (4) 0.98, 2 (2) 0.99
 // H200 bf16 loss with gradient 128256 cols: 8 (6) 0.95, 4 (3) 0.99, 2 (1) 0.87
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, for ClusterIndex
@@ -120,9 +105,7 @@ inline constexpr int kLeastSharesOfPortableCluster = 3;
 // use all registers of an SM. Blocks per row (and per SM), and numbers, as above:
 // H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
 // H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
-// Losses with their gradients, 2^30 bytes, before the warp-0 broadcast:
-// H200 f32 loss with gradient 24576 cols: 1 (2) 0.96, 2 (4) 0.95, 4 (8) 0.91
-// 2^30 elements, with the warp-0 broadcast:
+// 2^30 elements:
 // H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97
 // H200 bf16 loss with gradient 50257 cols: 1 (2) 0.98, 2 (4) 1.02, 4 (8) 0.97
 constexpr int LeastRowsAlone(Operation operation, DType dtype) {
@@ -139,40 +122,27 @@ inline constexpr int kWaves = 32;
 // scores were not measured.
 // 12 rounds (19 with 32000 columns), blocks per row (and per SM):
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.85, batches 0.93
-// H200 f32 fwd 65536 cols, 8 (6): turns 0.87, batches 0.90
 // H200 f32 fwd 131072 cols, 8 (3): turns 0.83, batches 0.87
-// H200 bf16 fwd 131072 cols, 8 (6): turns 0.85, batches 0.89
 // 24 rounds:
 // H200 f32 grad 97035 cols, 16 (4): turns 0.96, batches 0.98
-// H200 f32 grad 131072 cols, 16 (3): turns 0.98, batches 0.99
 // H200 f32 grad 200000 cols, 16 (2): turns 0.89, batches 0.97
-// H200 bf16 grad 128256 cols, 8 (3): turns 0.95, batches 0.98
 // H200 bf16 grad 262144 cols, 16 (3): turns 0.95, batches 0.98
 // 46 rounds and more:
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.96, batches 0.95
-// H200 f32 fwd 65536 cols, 8 (6): turns 0.95, batches 0.93
-// H200 f32 fwd 131072 cols, 8 (3): turns 0.91, batches 0.92
 // H200 f32 fwd 196608 cols, 8 (2): turns 0.87, batches 0.90
-// H200 f32 fwd 196608 cols, 16 (4): turns 0.90, batches 0.92
 // H200 f32 fwd 24576 cols, alone (2): turns 0.96, batches 0.93
 // H200 f32 fwd 32000 cols, alone (1): turns 0.89, batches 0.93
 // H200 f32 grad 131072 cols, 16 (3): turns 1.01, batches 0.99
-// H200 f32 grad 200000 cols, 16 (2): turns 1.00, batches 0.99
 // H200 f32 grad 131072 cols, 8 (1): turns 0.97, batches 0.98
-// H200 bf16 fwd 131072 cols, 8 (6): turns 0.94, batches 0.93
-// H200 bf16 fwd 262144 cols, 8 (3): turns 0.90, batches 0.92
 // H200 bf16 fwd 393216 cols, 16 (4): turns 0.88, batches 0.91
 // H200 bf16 grad 128256 cols, 8 (3): turns 1.01, batches 0.98
-// H200 bf16 grad 393216 cols, 16 (2): turns 0.95, batches 1.00
 // Losses with their gradients, 2^30 elements:
 // H200 f32 loss with gradient 32000 cols, 2 (3): turns 1.02, batches 0.99
-// H200 f32 loss with gradient 50257 cols, 2 (2): turns 0.99, batches 0.99
 // H200 f32 loss with gradient 128256 cols, 8 (3): turns 0.99, batches 1.01
 // H200 bf16 loss with gradient 50257 cols, 2 (4): turns 1.02, batches 0.98
 // H200 bf16 loss with gradient 128256 cols, 4 (3): turns 0.97, batches 0.99
 // 12 to 19 rounds:
 // H200 f64 fwd 65536 cols, 8 (3): turns 0.77, batches 0.77
-// H200 f64 fwd 128256 cols, 16 (3): turns 0.74, batches 0.72
 // H200 f64 fwd 128256 cols, 8 (1): turns 0.51, batches 0.57
 inline constexpr int kLeastRoundsOfTurns = 32;
 constexpr bool TakesRowsInBatches(Operation operation, DType dtype, int blocks_of_row,
@@ -187,7 +157,6 @@ constexpr bool TakesRowsInBatches(Operation operation, DType dtype, int blocks_o
 // Workers per batch: about the number that run at once. A cluster must lie within a GPC of 16 or 18
 // SMs, which loses an eighth of the capacity.
 // H200 clusters of 16 blocks, 3 per SM: 21 by this rule, 21 as CUDA counts, 24 without GPCs
-// H200 clusters of 16 blocks, 1 per SM: 7 by this rule, 7 as CUDA counts, 8 without GPCs
 // H200 clusters of 8 blocks, 3 per SM: 43 by this rule, 45 as CUDA counts, 49 without GPCs
 // H200 f32 grad 262144 cols: one cluster too many 0.94, this rule 0.95
 constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_sm) {
@@ -207,10 +176,7 @@ constexpr int StatisticsBytes(Operation operation, DType dtype) {
 // Whether warp 0 computes the row constants and broadcasts up to kLedNumbers values to the waiting
 // warps (LedShare). Otherwise each warp computes them for itself. 2^30 elements, without and with
 // the broadcast:
-// H200 bf16 loss with gradient 50257 cols: 0.95, 0.98
-// H200 bf16 loss with gradient 128256 cols: 0.98, 1.00
 // H200 bf16 loss with gradient 262144 cols: 0.92, 0.97
-// H200 f32 loss with gradient 128256 cols: 0.96, 0.99
 // H200 f32 loss with gradient 262144 cols: 0.93, 0.96
 constexpr bool IsLed(Operation operation) {
   return TraitsOf(operation).TakesLabel() && StoresElements(operation) && Reduces(operation);

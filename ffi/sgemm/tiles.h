@@ -69,8 +69,6 @@ struct PipelinedTile {
 // The last two tiles have a fourth stage for small products: with few blocks per SM, it keeps one
 // more tile of k in flight. H200, 32 x 32 x 4 with A still transposed, 3, 4 and 5 stages (2026-11):
 // 256^3: 6.16, 5.85 and 5.84 us
-// (64, 512, 1024): 7.48, 6.85 and 6.88 us
-// 512^3: 11.8, 11.7 and 11.8 us
 //
 // The last tile lets products of up to 66 tiles of 32 x 32 use all SMs. With more tiles it is
 // slower. H200, 32 x 32 x 4 and 32 x 16 x 4 (2026-11):
@@ -80,7 +78,6 @@ struct PipelinedTile {
 // The start delay of second blocks is about the time of their stores. H200, 128 x 128, delayed by
 // 0, 3000 and 6000 cycles (2026-11):
 // (4096, 4096, 64): 77.8, 63.6 and 64.1 us
-// 64 x (512, 512, 64): 77.3, 70.0 and 65.6 us
 // 512 x (128, 128, 128): 65.3, 61.4 and 60.3 us
 inline constexpr PipelinedTile kPipelinedTiles[] = {
     {128, 128, 8, 16, 8, 1, 2, 3, 0.80, 6000},  // large products
@@ -208,9 +205,7 @@ inline constexpr SmallKTile kSmallKTiles[] = {
 };
 inline constexpr int kSmallKTileCount = sizeof(kSmallKTiles) / sizeof(kSmallKTiles[0]);
 // Minimum columns of a tile, unless C has fewer. us with 64 and with 32 (H100, 2026-11):
-// (53608, 65, 64) 34.2 27.7
 // (53608, 96, 64) 30.6 26.1
-// (53608, 96, 64) TN 32.6 28.1
 // (53608, 129, 64) 48.0 42.7
 // (53608, 160, 64) 47.7 41.4
 inline constexpr int kSmallKColumns = 32;

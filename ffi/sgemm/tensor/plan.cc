@@ -27,8 +27,6 @@ struct TensorCost {
   // of one of its blocks and of all.
   // H200, the splitting of operands, the product, the adding, us (2026-11):
   // (256, 256, 8192), 13 parts a tile 15.3, 13.4, 5.8
-  // (308, 722, 14203) NT, 6 43.4, 43.8, 6.3
-  // (1024, 1024, 2048), 2 14.8, 21.4, 5.7
   // (128, 128, 65536), 57 62.0, 22.8, 13.9
   static constexpr double kPartCycles = 8000;
   static constexpr double kFinishCycles = 6300;
@@ -57,7 +55,6 @@ constexpr int64_t kMaxTiles = int64_t{1} << 24;
 // H200, alone and 16 of them, by number of parts, us (2026-11):
 // (512, 512, 4096) 1 99, 354; 2 60, 375; 4 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679
 // (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160; 24 27, 195; cuBLAS 23, 234
-// (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
 constexpr int64_t kLeastSteps = 4;
 constexpr double kNearlyBest = 1.1, kMaxBatchSlowdown = 1.3;
 
@@ -78,11 +75,9 @@ constexpr int64_t kMaxDepthPlain = 1024;
 // H200, parts of up to 2048 of k, plain, largest error, uniform, lognormal and normal with
 // outliers, and cuBLAS's (2026-11):
 // (256, 256, 8192) 3.8e-7, 4.4e-7, 6.2e-7; 4.7e-7, 5.7e-7, 1.0e-6
-// (308, 722, 14203) NT 3.4e-7, 4.2e-7, 4.7e-7; 1.0e-6, 1.1e-6, 3.0e-6
 // (1024, 1024, 8192) 4.1e-7, 4.7e-7, 7.8e-7; 1.5e-6, 1.7e-6, 4.5e-6
 // H200, plain and compensated, us (2026-11):
 // (308, 722, 14203) NT, 6 parts a tile 87, 94
-// (512, 512, 16384), 8 94, 99
 constexpr int64_t kMaxDepthPlainPart = 2048;
 
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k) {

@@ -17,9 +17,7 @@
 // K-major lines of more than 8192 elements, by packed tiles in two launches and by lines.
 // H200, all of a product, us (2026-11):
 // (308, 722, 14203) NT 129, 95
-// (2404, 158, 21082) 352, 297
 // (2000, 2000, 12000) NT 606, 575
-// (128, 128, 65536) 100, 100
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 
