@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "core/device_query.h"
-#include "core/function_attributes.h"
 
 namespace jaxkernels {
 namespace {
@@ -62,12 +61,13 @@ cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
   std::thread([&] {
     error = cudaSetDevice(ordinal);
     if (error != cudaSuccess) return;
-    error = FindCodeVersion(reinterpret_cast<const void*>(Probe), &limits->compiled_for);
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, Probe);
     if (error != cudaSuccess) return;
+    limits->compiled_for = attributes.ptxVersion;
     error = FindMostClusterBlocks(limits->compiled_for, limits->smem_per_block,
                                   &limits->cluster_blocks);
     if (error != cudaSuccess) return;
-    cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, ProbeProducts);
     limits->has_wgmma = error == cudaSuccess && attributes.sharedSizeBytes > 0 &&
                         HasWgmma(limits->compute_capability, limits->compiled_for);

@@ -1,18 +1,16 @@
-// LaunchKernel launches a CUDA kernel with typed arguments.
+// Launches CUDA kernels.
 //
-// Owns: the cluster attribute, and the opt-ins that a launch needs on its device: dynamic shared
-// memory, and clusters of more than 8 blocks. Must not know: plans.
+// Owns: the cluster attribute, and the function attributes that a launch needs on its device:
+// dynamic shared memory, the carveout, clusters of more than 8 blocks. All host threads of a
+// process share these. Each is set once per device and function, to a value that does not depend on
+// the launch, so that no thread undoes another's setting. Must not know: plans.
 #ifndef JAXKERNELS_CORE_LAUNCH_KERNEL_H_
 #define JAXKERNELS_CORE_LAUNCH_KERNEL_H_
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <limits>
 #include <type_traits>
-
-#include "core/device_limits.h"
-#include "core/function_attributes.h"
 
 namespace jaxkernels {
 
@@ -21,32 +19,20 @@ struct LaunchShape {
   int threads;
   int smem_bytes = 0;  // dynamic
   int cluster_blocks = 1;
+  bool prefers_smem = false;  // carveout: maximum shared memory, minimum L1
 };
 
-// Launches on the current device. `blocks` must be a positive multiple of `cluster_blocks`.
+// Launches `function` on the current device. `blocks` must be a positive multiple of
+// `cluster_blocks`.
+cudaError_t LaunchFunction(const void* function, const LaunchShape& shape, cudaStream_t stream,
+                           void** arguments);
+
+// As LaunchFunction, with typed arguments.
 template <typename... Args>
 cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cudaStream_t stream,
                          std::type_identity_t<Args>... args) {
-  if (shape.blocks > std::numeric_limits<int>::max()) return cudaErrorInvalidConfiguration;
-  const auto function = reinterpret_cast<const void*>(kernel);
-  cudaError_t error = cudaSuccess;
-  if (shape.smem_bytes > 0) error = AllowAllSharedMemory(function);
-  if (error == cudaSuccess && shape.cluster_blocks > kPortableClusterBlocks) {
-    error = AllowLargeClusters(function);
-  }
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster_blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = shape.smem_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = shape.cluster_blocks > 1;
   void* arguments[sizeof...(Args) + 1] = {&args...};
-  return cudaLaunchKernelExC(&config, function, arguments);
+  return LaunchFunction(reinterpret_cast<const void*>(kernel), shape, stream, arguments);
 }
 
 }  // namespace jaxkernels

@@ -1,21 +1,8 @@
 #include "rows/cuda/launch.h"
 
-#include "core/function_attributes.h"
+#include "core/launch_kernel.h"
 
 namespace jaxkernels {
-namespace {
-
-cudaError_t PrepareFunction(const void* function, const SoftmaxPlan& plan) {
-  cudaError_t error = cudaSuccess;
-  if (plan.smem_bytes > 0) error = AllowAllSharedMemory(function);
-  if (plan.smem_bytes > 0 && error == cudaSuccess) error = PreferSharedMemory(function);
-  if (plan.cluster_blocks > kPortableClusterBlocks && error == cudaSuccess) {
-    error = AllowLargeClusters(function);
-  }
-  return error;
-}
-
-}  // namespace
 
 cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   switch (call.dtype) {
@@ -33,20 +20,9 @@ cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStre
 
 cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
                         cudaStream_t stream) {
-  if (const cudaError_t error = PrepareFunction(function, plan); error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(plan.grid_blocks));
-  config.blockDim = dim3(plan.block_threads);
-  config.dynamicSmemBytes = plan.smem_bytes;
-  config.stream = stream;
-  if (plan.cluster_blocks > 1) {
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-  }
-  return cudaLaunchKernelExC(&config, function, kernel_args);
+  const LaunchShape shape{plan.grid_blocks, plan.block_threads, plan.smem_bytes,
+                          plan.cluster_blocks, plan.smem_bytes > 0};
+  return LaunchFunction(function, shape, stream, kernel_args);
 }
 
 }  // namespace jaxkernels

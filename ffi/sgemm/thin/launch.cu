@@ -64,10 +64,8 @@ cudaError_t LaunchSmallK(const SgemmPlan& plan, const SgemmArgs& product, cudaSt
   args.tiles_n = static_cast<unsigned>(plan.long_is_a ? plan.tiles_n : plan.tiles_m);
   const SmallKKernel kernel = FindSmallK(plan.tile, args.product.a_k_major,
                                          std::make_integer_sequence<int, kSmallKTileCount>{});
-  const cudaError_t error = PreferSharedMemory(reinterpret_cast<const void*>(kernel));
-  if (error != cudaSuccess) return error;
-  return LaunchKernel(kernel, {plan.grid_blocks, plan.block_threads, plan.smem_bytes}, stream,
-                      args);
+  return LaunchKernel(kernel, {plan.grid_blocks, plan.block_threads, plan.smem_bytes, 1, true},
+                      stream, args);
 }
 
 }  // namespace
