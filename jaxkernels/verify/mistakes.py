@@ -9,14 +9,16 @@ import numpy as np
 
 from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
-from jaxkernels.verify.families.products import Terms, labels_of, result_shape
-from jaxkernels.verify.problem import FIRST, Arrays, Problem
+from jaxkernels.verify.families import family_of
+from jaxkernels.verify.families.products import labels_of, result_shape
+from jaxkernels.verify.problem import FIRST, Arrays, Problem, Truths
 from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.run import Change, Mistake, judge, run
 from jaxkernels.verify.truth.compare import total
 
 _SOFTMAX = ("softmax", "log_softmax")
 _ROWS = (*_SOFTMAX, "scaled_masked_softmax")
+_LOSSES = ("cross_entropy", "token_log_probs")
 
 
 def _has_rows(problem: Problem) -> bool:
@@ -29,22 +31,11 @@ def _has_plain_rows(problem: Problem) -> bool:
     return _has_rows(problem) and not problem.options["where"]
 
 
-def _has_a_loss_of_each_row(problem: Problem) -> bool:
-    """The loss of plain logits along the last axis of several rows."""
+def _is_plain_loss(problem: Problem) -> bool:
+    """The loss of each row, of several classes."""
     o = problem.options
-    if problem.operation != "cross_entropy" or o["axis"] != -1 or o["reduction"] != "none":
-        return False
-    layout = RowLayout(o)
-    is_more = o["where"] or o["beyond"] or o["soft_cap"] or o["temperature"] or o["weights"]
-    return not is_more and layout.count > 1 and layout.cols > 4
-
-
-def _may_leave_rows_out(problem: Problem) -> bool:
-    """A mean over rows whose labels may be negative."""
-    o = problem.options
-    if problem.operation != "cross_entropy" or o["reduction"] != "mean" or o["weights"]:
-        return False
-    return RowLayout(o).count > 4 and np.iinfo(o["label_dtype"]).min < 0
+    is_more = o["beyond"] or o["weights"] or o["z_loss"] or o["reduction"] != "none"
+    return not is_more and RowLayout(o).cols > 4
 
 
 def _is_16_bit(problem: Problem) -> bool:
@@ -66,18 +57,28 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float64)
 
 
-def _log_sum_exp(x: np.ndarray) -> np.ndarray:
-    largest = x.max(-1, keepdims=True)
-    return (largest + np.log(total(np.exp(x - largest))))[..., 0]
+def _truth(p: Problem, operands: Arrays, y: np.ndarray) -> Truths:
+    return family_of(p.operation).truth(p, operands, {"y": y}, np.zeros(len(y), bool))
 
 
-def _at(x: np.ndarray, label: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(x, np.maximum(label, 0).astype(int)[..., None], -1)[..., 0]
+def _of_others(alter: Callable[[Problem, Arrays], Arrays], result: str = "y") -> Change:
+    """What right arithmetic makes of some other operands."""
+
+    def changed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+        p = dataclasses.replace(p, derivative="value") if result == "y" else p
+        return _truth(p, operands | alter(p, operands), y)[result].value
+
+    return changed
 
 
 def _swapped(rows: np.ndarray) -> np.ndarray:
     """The first two rows in the other order."""
     return np.concatenate([rows[..., 1::-1, :], rows[..., 2:, :]], axis=-2)
+
+
+def _rolled(x: np.ndarray) -> np.ndarray:
+    """Each element of a member is the one before."""
+    return np.roll(x.reshape(len(x), -1), 1, axis=-1).reshape(x.shape)
 
 
 def _member_before(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -94,68 +95,65 @@ def _no_maximum(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     return e / total(e) if p.operation == "softmax" else operands["x"] - np.log(total(e))
 
 
-def _cotangent_before(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    layout = RowLayout(p.options)
-    per_row = [1 if i in layout.axes else n for i, n in enumerate(layout.shape)]
-    t = _wide(operands["t"]).reshape(len(d), -1)
-    return d * (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
+def _not_compensated(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    """The difference to the maximum is rounded to float32."""
+    e = np.exp(_wide(operands["x"] - operands["x"].max(-1, keepdims=True)))
+    return e / total(e)
 
 
-def _scale_before(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    scale = _wide(operands["scale"]) + p.options["scale_offset"]
-    axis = 1 + p.options["axis"] % len(p.options["shape"])
-    shape = [n if d in (0, axis) else 1 for d, n in enumerate(y.shape)]
-    return y * (np.roll(scale, 1, -1) / scale).reshape(shape)
+def _sum_narrowed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    """The sum of exponentials is kept in the storage type."""
+    x = _wide(operands["x"])
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / np.add.accumulate(e.astype(y.dtype), axis=-1)[..., -1:]
 
 
-def _of_losses(change: Change) -> Change:
-    """Adds to the losses of rows with a label; the change is of wide logits and integer labels."""
-
-    def changed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-        label = operands["label"].astype(int)
-        return np.where(label >= 0, y + change(p, {"label": label}, _wide(operands["x"])), y)
-
-    return changed
+def _rounded_y_for_x(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
+    x, t = (_wide(operands[name]) for name in ("x", "t"))
+    d_ = x - x.max(-1, keepdims=True)
+    y = (d_ - np.log(total(np.exp(d_)))).astype(d.dtype)
+    return t - np.exp(_wide(y)) * total(t)
 
 
-def _label_off_by_one(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
-    label = operands["label"]
-    by = _at(x, label) - _at(x, (label + 1) % x.shape[-1])
-    return (1 - p.options["smoothing"]) * by
-
-
-def _padding_summed(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
+def _padding_summed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     """A row has a class more, whose logit is 0."""
-    lse = _log_sum_exp(x)
-    wrong = np.logaddexp(lse, 0)
-    return wrong - lse + p.options["z_loss"] * (wrong**2 - lse**2)
+    lse = _truth(p, operands, y)["lse"].value.reshape(y.shape)
+    return np.where(operands["label"].astype(int) >= 0, y + np.logaddexp(lse, 0) - lse, y)
 
 
-def _mask_column_lost(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    hidden = np.broadcast_to(~operands["mask"][..., -1], y.shape[:-1])
-    y[..., -1] = np.where(hidden, np.asarray(0.25, y.dtype), y[..., -1])
-    return y
+def _smoothing_added(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    plain = dataclasses.replace(p, options=p.options | {"smoothing": 0.0})
+    return y + p.options["smoothing"] * _truth(plain, operands, y)["y"].value.reshape(y.shape)
 
 
-def _tail_not_stored(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    y.reshape(len(y), -1)[:, -1] = 0.7
-    return y
-
-
-def _tf32(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+def _tf32(p: Problem, operands: Arrays) -> Arrays:
     """Operands are rounded to the 11 bits that a tensor core takes of a float32."""
     bits = {name: operands[name].view(np.uint32) + np.uint32(1 << 12) for name in "ab"}
-    rounded = {name: (x & np.uint32(0xFFFFE000)).view(np.float32) for name, x in bits.items()}
-    return Terms(p, operands | rounded).result().value
+    return {name: (x & np.uint32(0xFFFFE000)).view(np.float32) for name, x in bits.items()}
 
 
-def _merged_otherwise(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+def _last_term_lost(p: Problem, operands: Arrays) -> Arrays:
+    a = operands["a"].copy()
+    np.moveaxis(a, 1 + labels_of(p)[0].index("k"), -1)[..., -1] = 0
+    return {"a": a}
+
+
+def _merged_otherwise(p: Problem, operands: Arrays) -> Arrays:
     """The elements of b along k and l lie as if l came first, those of a as if k did."""
-    _, labels, _ = labels_of(p)
-    axes = [1 + labels.index(name) for name in "kl"]  # behind the members
+    axes = [1 + labels_of(p)[1].index(name) for name in "kl"]  # behind the members
     last = np.moveaxis(operands["b"], axes, (-2, -1))
-    wrong = np.swapaxes(last, -1, -2).reshape(last.shape)
-    return Terms(p, operands | {"b": np.moveaxis(wrong, (-2, -1), axes)}).result().value
+    return {"b": np.moveaxis(np.swapaxes(last, -1, -2).reshape(last.shape), (-2, -1), axes)}
+
+
+def _mask_column_lost(p: Problem, operands: Arrays) -> Arrays:
+    mask = operands["mask"].copy()
+    mask[..., -1] = True
+    return {"mask": mask}
+
+
+def _last_element(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    y.reshape(len(y), -1)[:, -1] = 0.7
+    return y
 
 
 def _one_bit(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -170,6 +168,18 @@ MISTAKES: dict[str, Mistake] = {
         lambda p, o, y: np.log(np.exp(y)), lambda p: not _is_16_bit(p), ("log_softmax",)
     ),
     "no maximum subtracted": Mistake(_no_maximum, _has_plain_rows, _SOFTMAX),
+    "difference not compensated": Mistake(
+        _not_compensated, lambda p: p.dtype == "float32" and _has_plain_rows(p), ("softmax",)
+    ),
+    "sum kept in the storage type": Mistake(
+        _sum_narrowed, lambda p: _is_16_bit(p) and _has_plain_rows(p), ("softmax",)
+    ),
+    "rounded y for x": Mistake(
+        _rounded_y_for_x,
+        lambda p: _is_16_bit(p) and p.wants_gradient and _has_plain_rows(p),
+        ("log_softmax",),
+        result="d",
+    ),
     "last term lost from a sum of exponentials": Mistake(
         lambda p, o, y: (
             y + np.log1p(-np.minimum(np.exp(_wide(o["x"])[..., -1].reshape(y.shape) - y), 1))
@@ -186,13 +196,13 @@ MISTAKES: dict[str, Mistake] = {
         lambda p, o, y: _swapped(y.reshape(*o["x"].shape[:-1], 1)), _has_plain_rows, ("logsumexp",)
     ),
     "cotangent of the row before": Mistake(
-        _cotangent_before,
+        _of_others(lambda p, o: {"t": _rolled(o["t"])}, "dx"),
         lambda p: p.wants_gradient and RowLayout(p.options).count > 1,
         ("logsumexp",),
         result="d",
     ),
     "scale of the column before": Mistake(
-        _scale_before,
+        _of_others(lambda p, o: {"scale": np.roll(o["scale"], 1, -1)}),
         lambda p: bool(p.options["scale"]) and RowLayout(p.options).cols > 2,
         ("rms_norm",),
     ),
@@ -202,17 +212,28 @@ MISTAKES: dict[str, Mistake] = {
         ("rms_norm",),
         result="dscale",
     ),
-    "label off by one": Mistake(_of_losses(_label_off_by_one), _has_a_loss_of_each_row),
-    "smoothing without its -e": Mistake(
-        _of_losses(lambda p, o, x: p.options["smoothing"] * (_log_sum_exp(x) - _at(x, o["label"]))),
-        lambda p: _has_a_loss_of_each_row(p) and p.options["smoothing"] > 0,
+    "label off by one": Mistake(
+        _of_others(
+            lambda p, o: {
+                "label": (o["label"] + np.int64(o["label"] >= 0)) % RowLayout(p.options).cols
+            }
+        ),
+        lambda p: not p.options["beyond"] and RowLayout(p.options).cols > 4,
+        _LOSSES,
     ),
-    "sum over a padded row": Mistake(_of_losses(_padding_summed), _has_a_loss_of_each_row),
+    "smoothing without its -e": Mistake(
+        _smoothing_added,
+        lambda p: p.options["smoothing"] > 0 and _is_plain_loss(p),
+        _LOSSES[:1],
+    ),
+    "sum over a padded row": Mistake(_padding_summed, _is_plain_loss, _LOSSES[:1]),
     "rows left out are counted": Mistake(
-        lambda p, o, y: y * (o["label"] >= 0).reshape(len(y), -1).mean(-1), _may_leave_rows_out
+        lambda p, o, y: y * (o["label"] >= 0).reshape(len(y), -1).mean(-1),
+        lambda p: p.options["reduction"] == "mean" and not p.options["weights"],
+        _LOSSES[:1],
     ),
     "column of a mask lost": Mistake(
-        _mask_column_lost, lambda p: _has_rows(p) and bool(p.options.get("mask")), _ROWS
+        _of_others(_mask_column_lost), lambda p: bool(p.options.get("mask"))
     ),
     "rounded one unit up": Mistake(
         lambda p, o, y: np.where(
@@ -220,15 +241,16 @@ MISTAKES: dict[str, Mistake] = {
         ),
         lambda p: _is_16_bit(p) and not {"labels", "label_dtype"} & set(p.options),
     ),
-    "last element not stored": Mistake(_tail_not_stored),
+    "last element not stored": Mistake(_last_element),
     "slice off by one": Mistake(lambda p, o, y: np.roll(y.reshape(len(y), -1), 1, axis=1)),
-    "TF32": Mistake(_tf32, _is_product),
+    "TF32": Mistake(_of_others(_tf32), _is_product),
     "alpha lost": Mistake(lambda p, o, y: y * 1.5, operations=("sgemm",)),
+    "last term of a product lost": Mistake(_of_others(_last_term_lost), _is_product),
     "c left out": Mistake(
-        lambda p, o, y: y - np.float32(p.options["beta"]) * o["c"],
+        _of_others(lambda p, o: {"c": 0 * o["c"]}),
         lambda p: bool(p.options.get("has_c") and p.options["beta"]),
     ),
-    "axes merged in another order": Mistake(_merged_otherwise, _sums_over_two_axes),
+    "axes merged in another order": Mistake(_of_others(_merged_otherwise), _sums_over_two_axes),
     "axes of the result in another order": Mistake(
         lambda p, o, y: np.moveaxis(y, 1, -1),
         lambda p: sum(size > 1 for size in result_shape(p)) > 1,
