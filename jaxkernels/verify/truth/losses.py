@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from jaxkernels.verify.truth.bounded import PRECISION, Bounded, concatenate, known, sum_error
-from jaxkernels.verify.truth.compare import compute, finite, total, widen
+from jaxkernels.verify.truth.compare import finite, total, widen
 from jaxkernels.verify.truth.rows import log1p_of_rest
 
 MEASURES = ("nll", "lse", "entropy", "distance")
@@ -119,8 +119,8 @@ class Losses:
     @np.errstate(all="ignore")
     def __init__(
         self,
-        x: np.ndarray,
-        hidden: np.ndarray,
+        x: np.ndarray | Bounded,
+        hidden: Any,
         label: np.ndarray,
         options: dict[str, Any],
         members: int,
@@ -129,25 +129,26 @@ class Losses:
         weights: np.ndarray | None,
         temperature: np.ndarray | None,
     ) -> None:
-        """Scales the logits x (rows, cols), which are finite if a soft cap changes them.
+        """Scales the logits x (rows, cols), which may have errors; they are finite if a soft cap changes them.
 
         The kernel does not see those that are `hidden`. A negative label is none. `options` are
         soft_cap (a number, one per row, or None), smoothing, z_loss, reduction and returns. A row
         has `accumulators` partial sums at least; `alike`, `weights` and `temperature` are (rows, 1).
         """
-        p, dtype = PRECISION[x.dtype.name], compute(x.dtype.name)
-        logits = known(x, p)
+        logits = x if isinstance(x, Bounded) else known(x, PRECISION[x.dtype.name])
+        p = logits.precision
+        dtype = np.float64 if p == PRECISION["float64"] else np.float32
         self.slope = Bounded(np.ones_like(logits.value), 0, p)
         if (cap := options["soft_cap"]) is not None:
             cap = widen(np.asarray(cap, dtype))
-            capped = (logits / cap).tanh(_TANH_ERROR if x.dtype.itemsize > 2 else _HALF_TANH_ERROR)
+            capped = (logits / cap).tanh(_TANH_ERROR if p.us == p.u else _HALF_TANH_ERROR)
             logits, self.slope = (capped * cap).rounded(), 1 - capped * capped
         if temperature is not None:
             wide = widen(temperature)
             logits, self.slope = (logits / wide).rounded(), self.slope / wide
         self.is_given = cap is None and temperature is None
-        self.logits = logits.where(~hidden & np.isfinite(logits.value))
-        self.rows = Rows(logits.where(~hidden, -np.inf), label, accumulators)
+        self.logits = logits.where(~np.asarray(hidden) & np.isfinite(logits.value))
+        self.rows = Rows(logits.where(~np.asarray(hidden), -np.inf), label, accumulators)
         self.u, self.members, self._alike = p.u, members, alike
         self._has_label = (label >= 0)[:, None]
         given = np.ones((len(label), 1)) if weights is None else weights
@@ -155,7 +156,7 @@ class Losses:
         self._weighs, self._reduction = weights is not None, options["reduction"]
         # A kernel makes the gradient with the loss.
         is_alone = self._reduction != "none" and not options["returns"]
-        self._in_one_read = is_alone and x.dtype != np.float16
+        self._in_one_read = is_alone and p != PRECISION["float16"]
         smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
         self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 

@@ -12,12 +12,6 @@ from jaxkernels.verify.truth.compare import compute, largest_ratio, widen
 from jaxkernels.verify.truth.rows import bounded
 
 
-def worst(got: np.ndarray, operation: str, *operands: Any, **how: Any) -> tuple[float, str]:
-    """The largest error of a result in units of its bound, with a description of the place."""
-    ratio, place = largest_ratio(got, *bounded(operation, *operands, **how))
-    return ratio, f"{operation} {got.dtype} {got.shape} {place}"
-
-
 def check(got: Any, operation: str, *operands: Any, accumulators: int, wide: bool = False) -> None:
     """Asserts that a result lies within its bound, and has its dtype and shape."""
     got = np.asarray(got)
