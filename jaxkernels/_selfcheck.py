@@ -22,7 +22,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxkernels._core import registry, validate
 from jaxkernels._rows import calls, plan
 from jaxkernels.verify import draw
-from jaxkernels.verify.families import family_of
+from jaxkernels.verify.families import family_of, losses
 from jaxkernels.verify.problem import Problem, Traced
 
 _DRAWS = 2  # sets of numbers
@@ -32,9 +32,7 @@ _ROWS = {"shape": _SHAPE, "axis": -1, "where": None}
 _SUMS = {**_ROWS, "keepdims": True}
 _NORM = {"shape": _SHAPE, "axis": -1, "scale": "float32", "scale_offset": 0.0, "epsilon": 1e-6}
 _SCORES = {"shape": _SHAPE, "mask": None, "bias": None, "scale": 0.5, "arguments": {"causal": True}}
-_LOGITS = {**_ROWS, "label_dtype": "int32", "beyond": False, "soft_cap": None, "temperature": False}
-_LOSS = {"weights": False, "smoothing": 0.0, "z_loss": 0.0, "returns": [], "reduction": "none"}
-_LOSSES = _LOGITS | _LOSS
+_LOSSES = {**losses.PLAIN, "shape": _SHAPE}
 _SUM_OF_LOSSES = {**_LOSSES, "reduction": "sum"}
 # (function, derivative, options, row operation that computes each result).
 _ROW_CASES = (

@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from jaxkernels.bench.tables import print_table
 from jaxkernels.verify import draw, mistakes, report
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
-from jaxkernels.verify.problem import Problem, from_spec
+from jaxkernels.verify.problem import from_spec
 from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
@@ -96,29 +96,20 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def _problems(options: argparse.Namespace) -> Iterator[list[Problem]]:
-    """The programs of bundles, up to a number."""
-    left = options.programs or sys.maxsize
-    for i in itertools.count(options.first):
-        some = draw.bundle(options.seed, i, options.only)[:left]
-        yield some
-        left -= len(some)
-        if left <= 0:
-            return
-
-
 def _bundles(options: argparse.Namespace) -> Generator[list[Outcome]]:
     """The outcomes of bundles in their order."""
-    mistake = MISTAKES.get(options.plant)
+    given, left = (options.threads, MISTAKES.get(options.plant)), options.programs or sys.maxsize
     waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
+    numbers = itertools.count(options.first)
     with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
         try:
-            for some in _problems(options):
-                waiting.append(pool.submit(outcomes, some, options.threads, mistake))
-                if len(waiting) > options.workers:
+            while left or waiting:
+                if left:
+                    some = draw.bundle(options.seed, next(numbers), options.only)[:left]
+                    waiting.append(pool.submit(outcomes, some, *given))
+                    left -= len(some)
+                if not left or len(waiting) > options.workers:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()

@@ -62,13 +62,17 @@ def _truth(p: Problem, operands: Arrays, y: np.ndarray) -> Truths:
 
 
 def _of_others(alter: Callable[[Problem, Arrays], Arrays], result: str = "y") -> Change:
-    """What right arithmetic makes of some other operands."""
+    """The right results for some other operands."""
 
     def changed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
         p = dataclasses.replace(p, derivative="value") if result == "y" else p
         return _truth(p, operands | alter(p, operands), y)[result].value
 
     return changed
+
+
+def _shifted(x: np.ndarray) -> np.ndarray:
+    return x - x.max(-1, keepdims=True)
 
 
 def _swapped(rows: np.ndarray) -> np.ndarray:
@@ -97,21 +101,19 @@ def _no_maximum(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
 
 def _not_compensated(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     """The difference to the maximum is rounded to float32."""
-    e = np.exp(_wide(operands["x"] - operands["x"].max(-1, keepdims=True)))
+    e = np.exp(_wide(_shifted(operands["x"])))
     return e / total(e)
 
 
 def _sum_narrowed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     """The sum of exponentials is kept in the storage type."""
-    x = _wide(operands["x"])
-    e = np.exp(x - x.max(-1, keepdims=True))
+    e = np.exp(_shifted(_wide(operands["x"])))
     return e / np.add.accumulate(e.astype(y.dtype), axis=-1)[..., -1:]
 
 
-def _rounded_y_for_x(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    x, t = (_wide(operands[name]) for name in ("x", "t"))
-    d_ = x - x.max(-1, keepdims=True)
-    y = (d_ - np.log(total(np.exp(d_)))).astype(d.dtype)
+def _rounded_y_for_x(p: Problem, operands: Arrays, dx: np.ndarray) -> np.ndarray:
+    d, t = _shifted(_wide(operands["x"])), _wide(operands["t"])
+    y = (d - np.log(total(np.exp(d)))).astype(dx.dtype)
     return t - np.exp(_wide(y)) * total(t)
 
 

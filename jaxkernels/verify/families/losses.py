@@ -17,6 +17,9 @@ from jaxkernels.verify.truth.compare import compute
 from jaxkernels.verify.truth.losses import Losses
 
 LABELS = ("int32", "int32", "uint8", "int8", "int16", "uint32")
+PLAIN: dict[str, Any] = {"axis": -1, "where": None, "label_dtype": "int32", "beyond": False}
+PLAIN |= {"soft_cap": None, "temperature": None, "weights": False, "smoothing": 0.0, "z_loss": 0.0}
+PLAIN |= {"reduction": "none", "returns": []}
 
 
 class TokenLosses(Family):
@@ -31,20 +34,15 @@ class TokenLosses(Family):
 
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         shape, axis = row_layout.drawn_rows(dtype, most, rng)
-        options: dict[str, Any] = {
-            "shape": shape,
-            "axis": axis,
-            "where": None,
-            "label_dtype": str(rng.choice([*LABELS, *(["int64"] if dtype == "float64" else [])])),
-            "beyond": bool(derivative != "jvp" and rng.random() < 0.1),
-            "soft_cap": None if rng.random() < 0.8 else float(rng.choice([1.5, 30.0])),
-            "temperature": str(rng.choice(["fixed", "active"])) if rng.random() < 0.3 else None,
-            "weights": False,
-            "smoothing": 0.0,
-            "z_loss": 0.0,
-            "reduction": "none",
-            "returns": ["entropy"] if rng.random() < 0.4 else [],
-        }
+        options = PLAIN | {"shape": shape, "axis": axis}
+        options["label_dtype"] = str(rng.choice([*LABELS, *["int64"] * (dtype == "float64")]))
+        options["beyond"] = bool(derivative != "jvp" and rng.random() < 0.1)
+        if rng.random() < 0.2:
+            options["soft_cap"] = float(rng.choice([1.5, 30.0]))
+        if rng.random() < 0.3:
+            options["temperature"] = str(rng.choice(["fixed", "active"]))
+        if rng.random() < 0.4:
+            options["returns"] = ["entropy"]
         if rng.random() < 0.2:
             options["where"] = row_layout.drawn_sizes(shape, rng)
         if operation == "cross_entropy":

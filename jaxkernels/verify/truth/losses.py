@@ -59,7 +59,7 @@ class Rows:
         self.d = d.where(np.isfinite(d.value)).rounded()
         self.mean = (e * self.d).sum(sigma + 4) / s  # of p d
         self.sum = self.d.sum(sigma + 4)
-        # What errors of the logits change: log S, and the entropy.
+        # Errors of the logits change log S and the entropy.
         self._excess = (
             self.d - self.mean
         )  # log p + entropy, in which log S is not subtracted from itself
