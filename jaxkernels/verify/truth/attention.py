@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxkernels.verify.truth.bounded import DIVIDE_ERROR, PRECISION, Bounded, known
 from jaxkernels.verify.truth.compare import compute
-from jaxkernels.verify.truth.masked import band
+from jaxkernels.verify.truth.masked import band, softmax
 from jaxkernels.verify.truth.products import contraction
 
 SOFTMAX_STEPS = 8.0  # exponential 3, quotient 2, scale, bias, and the difference to the maximum
@@ -83,17 +83,14 @@ class Truth:
             x = x + by_heads(np.asarray(bias).astype(np.float64))
         seen = by_heads(seen_by((batch, heads, t, s), **options))
         alive = seen.any(-1, keepdims=True)
-        top = np.max(x.value, -1, keepdims=True, where=seen, initial=-np.inf)
-        top = np.where(alive, top, 0)
-        e = Bounded(np.where(seen, x.value - top, 0), x.limit, self.precision).exp().where(seen)
-        total = e.sum(s)
-        p = (e / total).stored(self.stored)
+        seen_weights, top, whole = softmax(x, seen, s)
+        p = seen_weights.stored(self.stored)
         # The scores get no gradient from rows without keys.
         self.p_of_scores = p.where(seen)
         steps = (SOFTMAX_STEPS + s) * p.precision.u + us
         mean = Bounded(1 / s, steps / s + p.precision.flush, self.precision) if s else 0.0
         self.p = self.p_of_scores.where(alive, mean if empty_rows == "mean" else 0.0)
-        self.log_sum_exp = np.where(alive, top + np.log(total.value), -np.inf)[..., 0]
+        self.log_sum_exp = np.where(alive, top + np.log(whole.value), -np.inf)[..., 0]
         self.log_sum_exp = self.log_sum_exp.reshape(batch, heads, t)
         self.rows = np.ones((batch, 1, t, 1), bool)  # False for queries beyond their lengths
         if (lengths := options.get("query_seq_lengths")) is not None:

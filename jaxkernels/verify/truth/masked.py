@@ -33,6 +33,16 @@ def band(
     return seen
 
 
+def softmax(t: Bounded, seen: np.ndarray, additions: Any) -> tuple[Bounded, np.ndarray, Bounded]:
+    """The softmax of what a row sees, 0 elsewhere; its maximum (0 if it sees nothing) and its sum."""
+    value = np.where(seen, t.value, -np.inf)
+    top = np.max(value, axis=-1, keepdims=True, initial=-np.inf)
+    top = np.where(top == -np.inf, 0, top)
+    e = Bounded(value - top, t.limit, t.precision).exp().where(seen)
+    whole = e.sum(additions)
+    return (e / whole).where(whole.value != 0), top, whole
+
+
 class Truth:
     """The result and derivatives of one call, each with the largest error of right arithmetic."""
 
@@ -78,12 +88,7 @@ class Truth:
         # Values beyond the range of the compute type are infinite in it.
         largest = np.finfo(np.float64 if self.inner == "float64" else np.float32).max
         value = np.where(np.abs(t.value) > largest, np.copysign(np.inf, t.value), t.value)
-        value = np.where(self.seen, value, -np.inf)
-        top = np.max(value, axis=-1, keepdims=True, initial=-np.inf)
-        top = np.where(top == -np.inf, 0, top)
-        e = Bounded(value - top, t.limit, p).exp().where(self.seen)
-        whole = e.sum(sigma)
-        y = (e / whole).where(whole.value != 0)
+        y, _, whole = softmax(Bounded(value, t.limit, p), self.seen, sigma)
         if p.us > p.u:
             logs = LOG_ERROR + 2 * np.log2(np.where(whole.value > 1, whole.value, 1))
             y = y.plus_error(p.u * y.value * logs)
