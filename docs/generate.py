@@ -222,21 +222,19 @@ class Comparison(NamedTuple):
     names: tuple[str, str] = ("xla", "ours")
 
 
-def _of_losses(what: str, direction: str, peer: str, **fields: str) -> Comparison:
-    names = ("compiled" if peer == "torch.compile" else "xla", "ours")
-    return Comparison(
-        what, "losses", {"group": "rows", "direction": direction} | fields, peer, names
-    )
-
-
 _AUTO, _OURS = ("xla", "auto"), ("xla", "ours")
+_GRADIENT = {"group": "rows", "direction": "mean"}
+_LOSS_PEERS = {"optax": _OURS, "torch.compile": ("compiled", "ours")}
 COMPARISONS = [
     *(
-        _of_losses(f"cross entropy and gradient, {dtype}", "mean", peer, dtype=dtype)
-        for dtype in ("bfloat16", "float32")
-        for peer in ("optax", "torch.compile")
+        Comparison(what, "losses", fields, peer, names)
+        for what, fields in (
+            ("cross entropy and gradient, bfloat16", _GRADIENT | {"dtype": "bfloat16"}),
+            ("cross entropy and gradient, float32", _GRADIENT | {"dtype": "float32"}),
+            ("cross entropy", _GRADIENT | {"direction": "loss"}),
+        )
+        for peer, names in _LOSS_PEERS.items()
     ),
-    *(_of_losses("cross entropy", "loss", peer) for peer in ("optax", "torch.compile")),
     Comparison("cross entropy, gradient, drawn", "losses_drawn", {"direction": "mean"}, "optax"),
     Comparison("cross entropy of a linear layer, gradients", "linear_loss", {}, "optax"),
     Comparison("softmax", "softmax", {"group": "rows", "direction": "fwd"}, "jax.nn", _AUTO),
@@ -286,10 +284,9 @@ def attention_summary(runs: Runs) -> str | None:
 def headline(runs: Runs) -> str | None:
     """The sentence of README, which keeps its text until there is a run."""
     found = {
-        dtype: gains.pairs
-        for dtype in ("bfloat16", "float32")
+        line.what.rpartition(" ")[2]: gains.pairs
         for line in COMPARISONS
-        if line[:2] == (f"cross entropy and gradient, {dtype}", "losses") and line.peer == "optax"
+        if line.what.startswith("cross entropy and gradient") and line.peer == "optax"
         if (gains := _gains(runs, line))
     }
     if not found:

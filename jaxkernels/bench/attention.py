@@ -129,39 +129,29 @@ def _sizes(draw: random.Random, most: int) -> dict[str, int]:
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def padding(batch: int, length: int) -> jax.Array:
-    """A mask (batch, 1, length, length) for random sequence lengths of at least a quarter."""
-    least = max(1, length // 4)
-    kept = jax.random.randint(jax.random.key(0), (batch, 1, 1, 1), least, length + 1)
-    return jnp.broadcast_to(jnp.arange(length) < kept, (batch, 1, length, length))
-
-
 def _draw(case: Case) -> list[Arguments]:
     """(cotangent, scores) or (cotangent, queries, keys, values), then a bias, a mask or lengths."""
     batch, heads, length, kind = case["batch"], case["heads"], case["length"], _kind(case)
+    keys, key_heads = case.get("keys", length), case.get("key_heads", heads)
+    # Lengths keep at least a quarter of the keys visible.
+    seed, least = jax.random.key(0), max(1, keys // 4)
+    lengths = jax.random.randint(seed, (batch,), least, keys + 1)
+    padding = jnp.arange(keys) < lengths[:, None, None, None]
     also: tuple[jax.Array, ...] = ()
     if case["group"] == "scores":
         shapes = [(batch, heads, length, length)] * 2
-        also = (padding(batch, length),) if kind == "mask" else ()
+        also = (jnp.broadcast_to(padding, (batch, 1, length, length)),) if kind == "mask" else ()
     else:
-        keys, key_heads, depth = (
-            case.get("keys", length),
-            case.get("key_heads", heads),
-            case["depth"],
+        queries, of_keys = (
+            (batch, size, n, case["depth"]) for size, n in ((length, heads), (keys, key_heads))
         )
-        queries, of_keys = (batch, length, heads, depth), (batch, keys, key_heads, depth)
-        shapes, seed = [queries, queries, of_keys, of_keys], jax.random.key(0)
-        # Lengths keep at least a quarter of the keys visible.
-        lengths = jax.random.randint(seed, (batch,), max(1, keys // 4), keys + 1)
+        shapes = [queries, queries, of_keys, of_keys]
         if kind == "bias":
             shapes.append((1, heads, length, keys))
         elif kind == "mask":
             also = (jax.random.uniform(seed, (batch, 1, length, keys)) < 0.7,)
-        elif kind == "padding":
-            also = (jnp.arange(keys) < lengths[:, None, None, None],)
-        elif kind == "lengths":
-            also = (lengths,)
+        elif kind in ("padding", "lengths"):
+            also = (padding if kind == "padding" else lengths,)
     types = [jax.ShapeDtypeStruct(shape, case["dtype"]) for shape in shapes]
     return programs.draw(types, also=also)
 
@@ -192,13 +182,8 @@ def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> ja
         return jax.nn.dot_product_attention(*qkv, **how)
 
 
-def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
-    """Our layer with default options."""
-    return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
-
-
-def _drawn_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
-    """Our layer by a named implementation."""
+def _our_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
+    """Our layer by a named implementation, or by its default."""
     given = dict(zip((kind,), arrays[3:], strict=False))
     return jk.dot_product_attention(
         *arrays[:3],
@@ -213,9 +198,13 @@ def _drawn_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Arra
 _cudnn = partial(_xla_layer, implementation="cudnn")
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
     "scores": {"copy": lambda _, x, *mask: jnp.copy(x), "xla": _xla_softmax, "ours": _our_softmax},
-    "layers": {"xla": _xla_layer, "ours": _our_layer, "cudnn": programs.refusing(_cudnn)},
+    "layers": {
+        "xla": _xla_layer,
+        "ours": partial(_our_layer, None),
+        "cudnn": programs.refusing(_cudnn),
+    },
     "drawn": {
-        name or "default": programs.refusing(partial(_drawn_layer, name)) for name in (None, *NAMED)
+        name or "default": programs.refusing(partial(_our_layer, name)) for name in (None, *NAMED)
     },
 }
 

@@ -64,18 +64,6 @@ def _attention_layer(parts: Parts, heads: int, **options: Any) -> Any:
     )
 
 
-class _Mlp(linen.Module):
-    """Two linear layers with a GELU between them; input and result are (rows, features)."""
-
-    parts: Parts
-    hidden: int
-
-    @linen.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dense = partial(linen.Dense, dot_general=self.parts.dot_general)
-        return dense(x.shape[-1])(linen.gelu(dense(self.hidden)(x)))
-
-
 class _CharModel(linen.Module):
     """A decoder-only transformer that maps characters (batch, length) to logits of the next ones."""
 
@@ -112,7 +100,9 @@ def model_of(case: Case, parts: Parts) -> Model:
         layer = _CharModel(parts, case["layers"], case["heads"], case["features"])
         draw = partial(_characters, case)
     elif case["model"] == "mlp":
-        layer, shape = _Mlp(parts, case["hidden"]), (case["rows"], case["features"])
+        dense = partial(linen.Dense, dot_general=parts.dot_general)
+        layer = linen.Sequential([dense(case["hidden"]), linen.gelu, dense(case["features"])])
+        shape = (case["rows"], case["features"])
         draw = lambda seed: (normal(seed, shape),)  # noqa: E731
     else:
         layer = _attention_layer(parts, case["heads"])

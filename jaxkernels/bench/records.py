@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,20 +94,15 @@ class Run:
     @property
     def measured(self) -> list[Measured]:
         """The cases of the run, in the order in which they were measured."""
-        return by_case(self.records)
+        found: dict[str, dict[str, Record]] = {}
+        for record in self.records:
+            found.setdefault(key_of(record.case), {})[record.contender] = record
+        return [Measured(next(iter(group.values())).case, group) for group in found.values()]
 
 
 def key_of(case: Case) -> str:
     """A text that is equal for equal cases."""
     return json.dumps(case, sort_keys=True)
-
-
-def by_case(records: Iterable[Record]) -> list[Measured]:
-    """Groups records by case."""
-    found: dict[str, dict[str, Record]] = {}
-    for record in records:
-        found.setdefault(key_of(record.case), {})[record.contender] = record
-    return [Measured(next(iter(group.values())).case, group) for group in found.values()]
 
 
 def write(run: Run, path: Path) -> None:

@@ -70,9 +70,8 @@ def only_this_suite(monkeypatch):
 
 @pytest.mark.parametrize("part", [{}, {"part": 0}], ids=["jitted", "compiled together"])
 def test_a_case_gives_a_record_for_each_contender(part):
-    ready, too_long = records.by_case(
-        measure(SUITE, OPTIONS, [CASE | part, CASE | part | {"cols": 1000}])
-    )
+    found = measure(SUITE, OPTIONS, [CASE | part, CASE | part | {"cols": 1000}])
+    ready, too_long = records.Run("copying", {}, {}, tuple(found)).measured
     assert {r.refused for r in too_long.records.values()} == {"too long", "not here"}
     found = ready.records
     assert list(found) == ["twice", "ours", "half", "none"]
@@ -84,24 +83,20 @@ def test_a_case_gives_a_record_for_each_contender(part):
     assert found["none"] == records.Record(CASE | part, "none", refused="not here")
 
 
-def test_times_are_of_one_operation(monkeypatch):
-    samples = {(0, name): [5.0, 6.0, 7.0] for name in ("twice", "ours", "half")}
-    monkeypatch.setattr(suite, "measure_together", lambda *_, **how: (samples, {}))
-    twice, ours, *_ = measure(SUITE, OPTIONS, [CASE])
-    assert (twice.seconds, twice.samples) == (3.0, [2.5, 3.0, 3.5])
-    assert (ours.seconds, ours.samples) == (6.0, [5.0, 6.0, 7.0])
-
-
-def test_contenders_of_a_case_share_their_inputs_and_cases_do_not(monkeypatch):
+def test_inputs_and_times_of_a_case(monkeypatch):
+    """Its contenders share their inputs, cases do not. Times are those of one operation."""
     handed = {}
 
     def record(functions, arguments, **how):
         handed.update(arguments)
-        return {}, dict.fromkeys(functions, "not timed")
+        return {key: [5.0, 6.0, 7.0] for key in functions}, {}
 
     monkeypatch.setattr(suite, "measure_together", record)
     cases = [CASE, CASE | {"cols": 8}]
-    assert len(measure(SUITE, OPTIONS, cases)) == 8
+    twice, ours, *others = measure(SUITE, OPTIONS, cases)
+    assert len(others) == 6
+    assert (twice.seconds, twice.samples) == (3.0, [2.5, 3.0, 3.5])
+    assert (ours.seconds, ours.samples) == (6.0, [5.0, 6.0, 7.0])
     assert cases == DRAWN
     assert [len(each) for each in handed.values()] == [3] * 6
     assert handed[0, "twice"] is handed[0, "ours"]

@@ -16,23 +16,6 @@ STATE = {
 }
 
 
-def answering(patch, answers):
-    """A machine whose nvidia-smi answers by the field, and for the driver without a GPU."""
-
-    def run(command, **_):
-        *_, query, form = command
-        assert (command[0], form) == ("nvidia-smi", "--format=csv,noheader")
-        field = query.removeprefix("--query-gpu=")
-        assert [*command[1:-2]] == ([] if field == "driver_version" else ["--id=2"])
-        answer = answers.get(field, "")
-        if isinstance(answer, Exception):
-            raise answer
-        return subprocess.CompletedProcess(command, 0, answer)
-
-    patch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
-    patch.setattr(subprocess, "run", run)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -42,10 +25,21 @@ def answering(patch, answers):
     ],
 )
 def test_state_of_the_gpu_that_is_used(answer, monkeypatch):
-    """The first that CUDA may use, of a machine with several. A value that is not known hides no other."""
+    """The first of several that CUDA may use. A value that is not known hides no other."""
     answers = {field: f"{STATE[name]}\n" for name, field in environment._GPU_STATE.items()}
     answers |= {"driver_version": 4 * "580.159.04\n", "power.draw": answer}
-    answering(monkeypatch, answers)
+
+    def run(command, **_):
+        program, *gpu, query, form = command
+        field = query.removeprefix("--query-gpu=")
+        assert (program, form) == ("nvidia-smi", "--format=csv,noheader")
+        assert gpu == ([] if field == "driver_version" else ["--id=2"])
+        if isinstance(answers[field], Exception):
+            raise answers[field]
+        return subprocess.CompletedProcess(command, 0, answers[field])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
+    monkeypatch.setattr(subprocess, "run", run)
     assert environment._gpu_state() == STATE | {"power": None}
 
 

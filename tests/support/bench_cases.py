@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxkernels.bench import records, suite
-from jaxkernels.bench.__main__ import refusals
 from jaxkernels.bench.records import Measured, Record
 from jaxkernels.bench.timing import REFUSALS, first_line
 
@@ -26,13 +25,6 @@ def run_of(cases, platform="gpu", device="NVIDIA H200"):
     environment = {"platform": platform, "device": device, "jax": "0", "date": "now"}
     found = tuple(r for m in cases for r in m.records.values())
     return records.Run("made up", environment | {"command": "c"}, {}, found)
-
-
-def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
-    """All tables of measured cases, and why values are missing, as one text."""
-    run = run_of(cases, platform, device)
-    found = [t for view in suite.views(run) for t in view.tables(run.measured)]
-    return "\n".join([*map(str, found), *refusals(run, suite)])
 
 
 def arrays_of(found):
