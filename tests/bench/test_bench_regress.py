@@ -58,6 +58,7 @@ def test_changed_cells_are_listed(options, tmp_path, capsys):
     assert "1 cell slower, of 5" in table
     assert table.index("slower") < table.index("faster")
     assert "lost: cell 0: out of memory" in table
+    assert against(old, written(tmp_path, "refused", _1=NONE)) == 1
     back = written(tmp_path, "back", _4=times(1.2, 4), _6=times(1 / 1.2, 6))
     assert against(new, back) == 0
 

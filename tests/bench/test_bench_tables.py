@@ -67,16 +67,16 @@ TABLES = [
         of_attention("layers", "causal", "fwd", (1, 2, 8, 4), {"xla": 4, "ours": 2, "cudnn": 1},
                      kernels=["flash"]),
     ]),
-    # The default and its path have one program: the mean of both times counts.
+    # The default and its path have one program: the mean of both times counts. 1.03 reaches the limit.
     ("attention", "gpu", [
-        measured(DRAWN, {"default": 1.0, "cudnn": 1.0, "ffi": 2.0}),
+        measured(DRAWN, {"default": 1.03, "cudnn": 1.0, "ffi": 2.0}),
         measured(DRAWN | {"batch": 3}, {"default": 3.0, "ffi": 1.0, "xla": 1.6},
                  {"default": {"path": "ffi"}}),
         measured(DRAWN | {"batch": 4}, {"ffi": 2.0}),
     ]),
     ("sgemm", "gpu", [
         of_products(1024, {"xla": 2, "auto": 1}, "tensor"),
-        of_products(9, {"xla": 2, "auto": 2.5}, "pipelined"),
+        of_products(9, {"xla": 2, "auto": 2.5}, "tensor"),
         of_products(8, {"xla": 1}, transposes="NT", auto="no 8 MiB"),
         of_products(7, {"xla": 1}, auto="no 7 MiB"),
     ]),
@@ -128,9 +128,9 @@ attention: attention of drawn sizes
 kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms xla \
 ms over best
 bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 1600.000 1.250
-bias fwd float16 2 9 9 4 2 8 - 1000.000 1000.000 2000.000 - 1.000
+bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - 1.030
 bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - -
-default over the best of 2 cases: geometric mean 1.118, worst 1.250 (drawn bias fwd float16 \
+default over the best of 2 cases: geometric mean 1.135, worst 1.250 (drawn bias fwd float16 \
 3x9x9x4x2x8), 1 beyond 1.03
 sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
 product by us TFLOP/s relF of bound of cuBLAS
@@ -142,7 +142,7 @@ product by us TFLOP/s relF of bound of cuBLAS
 (1024, 1024, 8) NT cuBLAS 1000.0 0.02 1.0e-07 0.250 1.000
 (1024, 1024, 7) auto - - 1.0e-07 0.250 -
 (1024, 1024, 7) cuBLAS 1000.0 0.01 1.0e-07 0.250 1.000
-auto over cuBLAS of 2 cases: geometric mean 1.265, worst 0.800 ((1024, 1024, 9)), 1 below 1, 1 on \
+auto over cuBLAS of 2 cases: geometric mean 1.265, worst 0.800 ((1024, 1024, 9)), 1 below 1, 2 on \
 tensor cores
 auto: no 8 MiB (product (1024, 1024, 8) NT and 1 more)
 sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
