@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
-from jaxkernels.bench import attention, maps, records, rows, sgemm
+from jaxkernels.bench import attention, records, rows, sgemm
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import OPTIONS, PEERS
 from jaxkernels.bench.records import Measured, Run
@@ -388,7 +388,7 @@ def drawn_lengths(source: Source, cases: Cases) -> str:
     by_height = {
         str(n) if n else "many": groups[n] for n in sorted(groups, key=lambda n: (n > 0, -n))
     }
-    lines = _slowest(by_height, 1 / maps.TOLERANCE, shown=3)
+    lines = _slowest(by_height, 1 / rows.TOLERANCE, shown=3)
     heads = ["rows", "cases", "times jax.nn, geometric mean", "slower by more than 3 %", "slowest"]
     seed = source.run.settings["seed"]
     return f"{source.caption} Lengths are those of seed {seed}.\n\n{grid(heads, lines)}"

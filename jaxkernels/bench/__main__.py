@@ -17,7 +17,6 @@ from jaxkernels.bench import (
     float32,
     linear_loss,
     losses,
-    maps,
     records,
     regress,
     rows,
@@ -33,7 +32,7 @@ OPERATIONS: tuple[Suite, ...] = (
     *(module.SUITE for module in (losses, linear_loss, attention, sgemm, float32, scaling)),
 )
 # `regress` watches cells of every operation's suite.
-SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
+SUITES = (*OPERATIONS, rows.MAP, regress.suite_of(OPERATIONS))
 
 # Options that do not affect the measurement, and so are not recorded.
 _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}

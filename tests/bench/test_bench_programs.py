@@ -16,7 +16,6 @@ from jaxkernels.bench import (
     float32,
     linear_loss,
     losses,
-    maps,
     programs,
     rows,
     scaling,
@@ -73,9 +72,9 @@ KEPT_APART = ["copy", "xla", "auto"] if jax.__version_info__ >= (0, 11) else ["a
 @pytest.mark.parametrize("name", KEPT_APART)
 def test_calls_of_a_chain_stay_apart(name, monkeypatch):
     def found():
-        program = maps.program(row_case("softmax", "fwd", "float32", 4, 33, "few_rows"), name)
+        program = rows.map_program(row_case("softmax", "fwd", "float32", 4, 33, "few_rows"), name)
         function, arguments = prepared(program)
-        return maps.kernels(function.lower(*arguments).compile(), arguments), program.operations
+        return rows.kernels(function.lower(*arguments).compile(), arguments), program.operations
 
     kernels, calls = found()
     assert kernels >= calls == 16 * 8
