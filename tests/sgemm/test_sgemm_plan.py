@@ -4,29 +4,16 @@ import gemm_cases
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from product_plans import DEVICES, flags, limits, problems
 
 import jaxkernels as jk
 from jaxkernels import _cpu
 from jaxkernels._core import devices, registry
 
-DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
-few = st.integers(1, 4)
-many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
-flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
 # `thin` and `tensor` have tests of their own, in test_thin_plan.py and test_tensor_plan.py.
 RUNGS = tuple(rung for rung in gemm_cases.RUNGS if rung not in ("thin", "tensor"))
-
-
-@st.composite
-def problems(draw):
-    """(m, n, k): any, or few k, somewhat more of few lines, or any of very few, as `thin` serves them."""
-    kind = draw(st.sampled_from(("any", "any", "few k", "some", "few")))
-    if kind in ("any", "few k"):
-        return draw(many), draw(many), draw(many if kind == "any" else st.integers(1, 64))
-    m, n = draw(few if kind == "few" else st.integers(1, 16)), draw(many)
-    k = draw(many if kind == "few" else st.integers(1, 128))
-    return (m, n, k) if draw(st.booleans()) else (n, m, k)
+rungs = st.sampled_from((None, *RUNGS))
 
 
 def same(plan, other, *fields):
@@ -39,22 +26,14 @@ def plan_ffma(*sizes, algorithm=None, **options):
     return jk.plan_sgemm(*sizes, algorithm=algorithm or "pipelined", **options)
 
 
-def limits(device):
-    return registry.cpu_module.named_devices()[device]
-
-
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(
-    m=sizes,
-    n=sizes,
-    k=sizes,
-    device=st.sampled_from(DEVICES),
-    algorithm=st.sampled_from((None, *RUNGS)),
-    **flags,
+    sizes=st.tuples(sizes, sizes, sizes), device=st.sampled_from(DEVICES), rung=rungs, **flags
 )
-def test_blocks_cover_the_problem_and_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
-    plan = plan_ffma(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device)
-    assert plan.algorithm == (algorithm or "pipelined")
+def test_blocks_cover_the_problem_and_fit_the_device(sizes, device, rung, **options):
+    m, n, k = sizes
+    plan = plan_ffma(*sizes, algorithm=rung, device=device, **options)
+    assert plan.algorithm == (rung or "pipelined")
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
     assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
     assert min(plan.split_k, plan.launches) == min(k, 1)  # no k is no launch, but of the reduction
@@ -81,7 +60,7 @@ chosen = {"algorithm": st.sampled_from((None, "pipelined", "thin", "tensor")), *
 
 @hypothesis.settings(max_examples=600, deadline=None)
 @hypothesis.given(
-    sizes=problems(), batch=st.integers(2, 2000), device=st.sampled_from(DEVICES), **chosen
+    sizes=problems, batch=st.integers(2, 2000), device=st.sampled_from(DEVICES), **chosen
 )
 @hypothesis.example(
     sizes=(68, 576, 184),
@@ -110,7 +89,7 @@ def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, **options
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(sizes=problems(), **chosen)
+@hypothesis.given(sizes=problems, **chosen)
 def test_where_operands_begin_changes_no_rung_and_no_split(sizes, **options):
     """It is known when a program runs, and by then there is no scratch but what was asked for."""
     plan, shifted = (
@@ -122,7 +101,7 @@ def test_where_operands_begin_changes_no_rung_and_no_split(sizes, **options):
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(sizes=problems(), **chosen)
+@hypothesis.given(sizes=problems, **chosen)
 def test_a_program_keeps_its_split(sizes, algorithm, trans_a, trans_b):
     """A call is given the split of the plan it was lowered by, and gets that plan again from it."""
     m, n, k = sizes
@@ -184,10 +163,8 @@ def test_tma_needs_operands_that_begin_at_16_bytes(size):
 
 def test_tma_needs_code_that_was_compiled_for_it():
     """Code for an older GPU runs on a Hopper, and has no use for padding there."""
-    h200 = limits("h200")
-    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
-    assert jk.DeviceLimits(**fields) == h200
-    old = jk.DeviceLimits(**{**fields, "compiled_for": 80})
+    h200, old = registry.cpu_module.named_devices()["h200"], limits(compiled_for=80)
+    assert limits() == h200
     assert old != h200
     for size, pad in ((4096, 0), (2047, 1)):
         shapes = (size, size), (size, size), False, False

@@ -3,22 +3,16 @@
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from product_plans import flags, limits
 
 import jaxkernels as jk
 from jaxkernels._core import registry
 
 sizes = st.one_of(st.integers(1, 300), st.integers(1, 20000), st.sampled_from([64, 128, 4096]))
-flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
 
 
 def plan_of(m, n, k, device="h200", **options):
     return jk.plan_sgemm(m, n, k, algorithm="tensor", device=device, **options)
-
-
-def limits(**changes):
-    h200 = registry.cpu_module.named_devices()["h200"]
-    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
-    return jk.DeviceLimits(**{**fields, **changes})
 
 
 def assume_room(m, n, k, batch):

@@ -4,35 +4,16 @@ import gemm_cases
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from product_plans import DEVICES, flags, limits, thin_sizes
 
 import jaxkernels as jk
-from jaxkernels._core import registry
 
 # Columns of a block and sums of a thread, of kSmallKTiles.
 SHALLOW_TILES = ((64, 64), (64, 32), (128, 32), (64, 16), (32, 32), (16, 16), (8, 16), (4, 8))
-DEVICES = sorted(registry.cpu_module.named_devices())
-few = st.integers(1, 4)
-many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
-flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
-
-
-@st.composite
-def thin_sizes(draw):
-    """(m, n, k) that the rung serves: few k, somewhat more, or any, where one side has few lines."""
-    kind = draw(st.sampled_from(("any", "some", "few")))
-    if kind == "any":
-        return draw(many), draw(many), draw(st.integers(1, 64))
-    m, n = draw(few if kind == "few" else st.integers(1, 16)), draw(many)
-    k = draw(many if kind == "few" else st.integers(1, 128))
-    return (m, n, k) if draw(st.booleans()) else (n, m, k)
 
 
 def plan_of(m, n, k, device="h200", **options):
     return jk.plan_sgemm(m, n, k, algorithm="thin", device=device, **options)
-
-
-def limits(device="h200"):
-    return registry.cpu_module.named_devices()[device]
 
 
 @hypothesis.settings(max_examples=400, deadline=None)

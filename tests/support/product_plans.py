@@ -1,0 +1,32 @@
+"""Problems and devices for the tests of plans of products."""
+
+import hypothesis.strategies as st
+
+import jaxkernels as jk
+from jaxkernels import _cpu
+
+DEVICES = sorted(_cpu.named_devices())
+few = st.integers(1, 4)
+many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
+flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
+
+
+def limits(device="h200", **changes):
+    """The limits of a device, some of them changed."""
+    found = _cpu.named_devices()[device]
+    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    return jk.DeviceLimits(**{**fields, **changes})
+
+
+@st.composite
+def thin_sizes(draw):
+    """(m, n, k) that `thin` serves: few k, somewhat more, or any, where one side has few lines."""
+    kind = draw(st.sampled_from(("any", "some", "few")))
+    if kind == "any":
+        return draw(many), draw(many), draw(st.integers(1, 64))
+    m, n = draw(few if kind == "few" else st.integers(1, 16)), draw(many)
+    k = draw(many if kind == "few" else st.integers(1, 128))
+    return (m, n, k) if draw(st.booleans()) else (n, m, k)
+
+
+problems = st.one_of(st.tuples(many, many, many), thin_sizes())
