@@ -33,7 +33,7 @@ def rows(function, *operands, **options):
 
 
 def scores(*operands, **options):
-    """Of rows, and of a bias if there are more operands."""
+    """A function of rows, and of a bias if there are more operands."""
     call = lambda x, bias=None: jk.scaled_masked_softmax(x, bias=bias, **options)  # noqa: E731
     return rows(call, *operands)
 

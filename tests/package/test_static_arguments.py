@@ -16,7 +16,7 @@ Q = jnp.ones((2, 4, 2, 8))
 attention = functools.partial(jk.dot_product_attention, Q, Q, Q)
 NUMBERS = (((1,), (0,)), ((), ()))
 
-# Calls whose further arguments may not be traced, but for these.
+# Calls whose further arguments may not be traced, except those of the two sets below.
 CALLS = {
     "softmax": functools.partial(jk.softmax, X),
     "softmax-xla": functools.partial(jk.softmax, X, implementation="xla"),
@@ -39,7 +39,7 @@ MAY_BE_TRACED = {
     *("label_smoothing", "z_loss", "temperature", "logit_soft_cap"),
     *("query_seq_lengths", "key_value_seq_lengths"),
 }
-# What JAX or Flax check.
+# JAX or Flax check these.
 OF_OTHERS = {
     *("initial", "precision", "preferred_element_type", "out_sharding", "other_dtypes", "module"),
     *("broadcast_dropout", "promote_dtype", "einsum_dot_general", "qk_attn_weights_einsum"),

@@ -41,16 +41,6 @@ def scale_of(x):
     return scale.astype(compute(dtype) if cols % 2 else storage(dtype))
 
 
-def with_gradient(f):
-    """Maps operands and a last cotangent to the result and the gradient of the first operand."""
-
-    def function(x, *others):
-        y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
-        return y, pull(others[-1])[0]
-
-    return function
-
-
 def x64(dtype):
     """A context in which JAX keeps the storage type; arrays have to be made and used inside."""
     return jax.enable_x64(dtype == "float64")
