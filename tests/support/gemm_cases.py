@@ -119,22 +119,14 @@ def edge_products(shapes, kind="normal"):
 
 @functools.partial(jax.jit, static_argnames=("settings",))
 def sgemm_all(operands, settings):
-    """Many products in one program, so that many shapes cost one compilation.
-
-    Args:
-      operands: a list of (a, b) or (a, b, c), in their stored layout.
-      settings: a tuple of the keyword arguments of each, as sorted items.
-    """
+    """Many products in one program, so that many shapes cost one compilation; settings are sorted keyword arguments."""
     return [jk.sgemm(*x, **dict(s)) for x, s in zip(operands, settings, strict=True)]
 
 
 def check_all(problems, algorithm=None):
     """Runs products in one program and holds each against the truth.
 
-    Args:
-      problems: list of (a, b, c or None, keyword arguments of sgemm); a and b are not transposed here, they are
-        stored as the flags say.
-      algorithm: the rung.
+    Problems are (a, b, c or None, keyword arguments of sgemm); a and b get stored as the flags say.
     """
     operands, settings = [], []
     for a, b, c, options in problems:
