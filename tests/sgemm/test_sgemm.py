@@ -123,8 +123,10 @@ def test_kinds_of_input(algorithm, trans_a, trans_b):
 def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
     """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
     m, n, k = shape
-    a, b = cases.operand("integers", (3, m, k)), cases.operand("integers", (3, k, n), seed=1)
-    c = cases.operand("integers", (3, m, n), seed=2)
+    members = 3 if shape in FORMS else 1
+    a = cases.operand("integers", (members, m, k))
+    b = cases.operand("integers", (members, k, n), seed=1)
+    c = cases.operand("integers", (members, m, n), seed=2)
     options = {"alpha": -0.5, "beta": 3.0}
     flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
     got = jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), c, **options, **flags)
