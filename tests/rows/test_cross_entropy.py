@@ -52,7 +52,6 @@ def test_kernels_of_all_kinds(dtype, tier):
     check_kernels(xs, dtype, tier)
 
 
-@pytest.mark.smoke
 @tiers
 @dtypes
 def test_kernels_of_rows_with_scales(dtype, tier):
@@ -67,6 +66,7 @@ def test_kernels_of_rows_with_scales(dtype, tier):
         check_kernels(xs, dtype, tier, scales=scales)
 
 
+@pytest.mark.smoke
 @dtypes
 def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
     """A loss of 1e-9 would be lost if the maximum's term, 1, were summed with the others."""
