@@ -1,12 +1,15 @@
-"""Helpers of several examples: the difference of two results, and the kernels that a program calls."""
+"""Helpers of several examples: the difference of two results, the kernels that a program calls, and a table."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from rich.console import Console
+from rich.table import Table
 
 
 def relative_difference(ours: Any, theirs: Any) -> float:
@@ -24,3 +27,15 @@ def operations_of(program: str) -> list[str]:
     """Names of our row operations that a compiled program calls."""
     call = r'custom_call_target="jaxkernels_rows".* operation = \\*"(\w+?)\\*"'
     return sorted(set(re.findall(call, program)))
+
+
+def show(title: str, findings: Sequence[Any]) -> None:
+    """Prints named tuples as the columns of a table. The first field is the head of a column."""
+    name, *fields = findings[0]._fields
+    table = Table("", *(getattr(finding, name) for finding in findings), title=title)
+    fields += [field for field in ("is_equal",) if hasattr(findings[0], field)]
+    for field in fields:
+        values = [getattr(finding, field) for finding in findings]
+        texts = (f"{x:.2g}" if isinstance(x, float) else str(x) for x in values)
+        table.add_row(field.replace("_", " "), *texts)
+    Console().print(table)

@@ -16,15 +16,13 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from comparison import operations_of, relative_difference
-from rich.console import Console
-from rich.table import Table
+from comparison import operations_of, relative_difference, show
 
 import jaxkernels as jk
 
@@ -88,41 +86,17 @@ class CausalEquinox(eqx.Module):
         return self.layer(x, x, x, mask=mask)
 
 
-class Block(eqx.Module):
-    """A transformer block, normalised before each half."""
-
-    attention: Callable[[jax.Array], jax.Array]
-    norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
-    mlp: eqx.nn.MLP
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps (length, features) to the same shape."""
-        x = x + self.attention(jax.vmap(self.norms[0])(x))
-        return x + jax.vmap(self.mlp)(jax.vmap(self.norms[1])(x))
-
-
-def make_blocks() -> tuple[Block, Block]:
-    """A block with Equinox's attention, and one with ours and the same weights."""
-    keys = jax.random.split(jax.random.key(0))
-    bias = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
-    layer = eqx.nn.MultiheadAttention(HEADS, FEATURES, **bias, key=keys[0])
-    norms = (eqx.nn.LayerNorm(FEATURES), eqx.nn.LayerNorm(FEATURES))
-    mlp = eqx.nn.MLP(FEATURES, FEATURES, 4 * FEATURES, 1, jax.nn.gelu, key=keys[1])
-    theirs = Block(CausalEquinox(layer), norms, mlp)
-    return theirs, Block(CausalAttention(layer), norms, mlp)
-
-
-def run(block: Block, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[str]]:
+def run(module: Any, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[str]]:
     """Outputs, gradients by all weights, and our kernels in the compiled program.
 
     A new function each time: a jitted one would keep the softmax that it was traced with.
     """
 
-    def loss(block: Block, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y = jax.vmap(block)(x)
+    def loss(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.vmap(module)(x)
         return jnp.sum(y * y), y
 
-    weights, rest = eqx.partition(block, eqx.is_inexact_array)
+    weights, rest = eqx.partition(module, eqx.is_inexact_array)
 
     def program(weights: Any, x: jax.Array) -> Any:
         return jax.grad(lambda w: loss(eqx.combine(w, rest), x), has_aux=True)(weights)
@@ -133,42 +107,34 @@ def run(block: Block, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[st
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Runs the block three ways, prints the differences and returns those of our two ways."""
+    """Runs attention three ways, prints the differences and returns those of our two ways."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--length", type=int, default=48, help="length of the sequences")
     options = parser.parse_args(argv)
 
     x = jax.random.normal(jax.random.key(1), (BATCH, options.length, FEATURES))
-    theirs, ours = make_blocks()
+    bias = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+    layer = eqx.nn.MultiheadAttention(HEADS, FEATURES, **bias, key=jax.random.key(0))
+    theirs = CausalEquinox(layer)
     ways = {
         "Equinox's layer, patched": (theirs, jk.patch_jax_nn()),
-        "a module of its own": (ours, contextlib.nullcontext()),
+        "a module of its own": (CausalAttention(layer), contextlib.nullcontext()),
     }
     findings = []
     # On a GPU the products would be TF32, with errors of 3e-4.
     with jax.default_matmul_precision("highest"):
         want, want_gradients, _ = run(theirs, x)
-        for name, (block, context) in ways.items():
+        for name, (module, context) in ways.items():
             with context:
-                y, gradients, operations = run(block, x)
+                y, gradients, operations = run(module, x)
             differences = (
                 relative_difference(y, want),
                 relative_difference(gradients, want_gradients),
             )
             findings.append(Finding(name, *differences, operations))
 
-    print(f"a causal transformer block on {x.shape}, {jax.devices()[0].device_kind}")
-    title = "relative differences to Equinox's own layer"
-    table = Table("softmax by", "output", "gradients", "", "our kernels", title=title)
-    for found in findings:
-        table.add_row(
-            found.name,
-            f"{found.output_difference:.1e}",
-            f"{found.gradient_difference:.1e}",
-            "equal" if found.is_equal else "DIFFER",
-            "\n".join(found.operations) or "none",
-        )
-    Console().print(table)
+    print(f"causal attention on {x.shape}, {jax.devices()[0].device_kind}")
+    show("relative differences to Equinox's own layer", findings)
     return findings
 
 

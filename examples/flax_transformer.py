@@ -22,10 +22,8 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import optax
-from comparison import operations_of, relative_difference
+from comparison import operations_of, relative_difference, show
 from flax import linen, nnx
-from rich.console import Console
-from rich.table import Table
 
 import jaxkernels as jk
 import jaxkernels.flax
@@ -239,17 +237,7 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
 
     print(f"{batch.tokens.shape} tokens, dropout {options.dropout}, ", end="")
     print(jax.devices()[0].device_kind)
-    titles = ("block", "dtype", "loss", "difference", "gradients", "products", "")
-    table = Table(*titles, title="relative differences to Flax's attention and optax's loss")
-    for found in findings:
-        table.add_row(
-            *(found.name, found.dtype, f"{found.loss:.4f}", f"{found.loss_difference:.1e}"),
-            *(f"{found.gradient_difference:.1e}", str(found.products)),
-            "equal" if found.is_equal else "DIFFER",
-        )
-    Console().print(table)
-    rows = sorted({operation for found in findings for operation in found.operations})
-    print(f"products: by ours, of each program. Our row kernels: {', '.join(rows) or 'none'}")
+    show("relative differences to Flax's attention and optax's loss", findings)
     return findings
 
 

@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from comparison import show
 from jax.scipy.linalg import solve_triangular
-from rich.console import Console
-from rich.table import Table
 
 import jaxkernels as jk
 
@@ -65,13 +64,13 @@ class Finding(NamedTuple):
     """The findings of one product, at the hyperparameters that float32 fitted."""
 
     name: str
-    steps: int  # steps of the fit before a likelihood was NaN
-    kernel_error: float  # largest error of an entry
-    eigenvalue: float  # smallest eigenvalue of the covariance matrix without noise
+    steps_before_nan: int  # steps of the fit before a likelihood was NaN
+    largest_error_of_a_covariance: float  # largest error of an entry
+    smallest_eigenvalue: float  # smallest eigenvalue of the covariance matrix without noise
     likelihood_error: float  # relative error of the log marginal likelihood; NaN: no factor
-    noise_needed: float  # smallest of NOISES with which the matrix has a factor
-    error: float  # root mean square at other points, with at least that noise
-    deviation: float  # root mean square of the posterior's own estimate of that error
+    least_noise_with_a_factor: float  # smallest of NOISES with which the matrix has a factor
+    error_at_other_points: float  # root mean square at other points, with at least that noise
+    estimate_of_that_error: float  # root mean square of the posterior's own estimate of that error
 
 
 def truth(x: Any) -> Any:
@@ -217,19 +216,7 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
     print(f"{options.points} points in {DIMENSIONS} dimensions, {jax.devices()[0].device_kind}")
     print(f"fitted in float32: signal {signal:.3g}, length {length:.3g}, noise {noise:.2g}")
     print(f"(variances; that of the noise in the data is {NOISE**2:.2g})")
-    table = Table("", *(finding.name for finding in findings))
-    rows = {
-        f"steps of the fit before NaN, of {options.steps}": ("steps", "d"),
-        "largest error of a covariance": ("kernel_error", ".1e"),
-        "smallest eigenvalue, without noise": ("eigenvalue", ".1e"),
-        "log likelihood, relative error": ("likelihood_error", ".1e"),
-        "smallest noise with a Cholesky factor": ("noise_needed", ".0e"),
-        "error at other points, with that noise": ("error", ".4f"),
-        "the posterior's estimate of that error": ("deviation", ".4f"),
-    }
-    for title, (field, form) in rows.items():
-        table.add_row(title, *(format(getattr(finding, field), form) for finding in findings))
-    Console().print(table)
+    show("", findings)
     return findings
 
 

@@ -28,8 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from comparison import relative_difference
-from rich.console import Console
-from rich.table import Table
 
 import jaxkernels as jk
 
@@ -111,20 +109,16 @@ def serve(folder: Path) -> None:
         seconds = time.perf_counter() - start
         print(f"server: compiled for batches of {size} in {1e3 * seconds:.0f} ms")
 
-    table = Table("request", "runs as", "first, ms", "again, ms", title="server")
     answers = {}
     with np.load(folder / REQUESTS) as requests:
         for name, request in requests.items():
             size = next(size for size in PREPARED if size >= len(request))
-            times = []
-            for _ in range(2):
-                start = time.perf_counter()
-                padded = np.zeros((size, *request.shape[1:]), request.dtype)
-                padded[: len(request)] = request
-                answers[name] = np.asarray(compiled[size](padded))[: len(request)]
-                times.append(f"{1e3 * (time.perf_counter() - start):.2f}")
-            table.add_row(str(len(request)), str(size), *times)
-    Console().print(table)
+            start = time.perf_counter()
+            padded = np.zeros((size, *request.shape[1:]), request.dtype)
+            padded[: len(request)] = request
+            answers[name] = np.asarray(compiled[size](padded))[: len(request)]
+            milliseconds = 1e3 * (time.perf_counter() - start)
+            print(f"server: {len(request)} as a batch of {size} in {milliseconds:.2f} ms")
     np.savez(folder / ANSWERS, **answers)
 
 

@@ -3,8 +3,8 @@
 The data are the 1797 images of 8 x 8 pixels that come with scikit-learn. The model is multinomial
 logistic regression in plain JAX. The loss is ``jaxkernels.cross_entropy``, whose kernel computes the
 gradient in the same pass. The predicted probabilities come from ``jaxkernels.softmax``. The example
-then trains the same model with ``jax.nn`` to show that the results agree, and prints the line of the
-compiled program in which XLA calls our kernel.
+then trains the same model with ``jax.nn`` to show that the results agree, and prints our kernels in the
+compiled program.
 
 Run: python examples/train_digits.py [--epochs N] [--learning-rate R]
 """
@@ -18,26 +18,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from comparison import operations_of
 from sklearn.datasets import load_digits
 
 import jaxkernels as jk
 
-NUM_CLASSES = 10
 TRAIN_IMAGES = 1400
-
-
-class Params(NamedTuple):
-    """A linear model: logits = images @ weights + bias."""
-
-    weights: jax.Array  # (64, 10)
-    bias: jax.Array  # (10,)
-
-
-class Split(NamedTuple):
-    """Images of shape (n, 64), scaled to 0 .. 1, and their labels of shape (n,)."""
-
-    images: jax.Array
-    labels: jax.Array
+# A matrix of weights (64, 10) and a bias (10,).
+Params = tuple[jax.Array, jax.Array]
 
 
 class Result(NamedTuple):
@@ -47,27 +35,13 @@ class Result(NamedTuple):
     last_loss: float
     accuracy: float  # on the test images
     largest_difference: float  # largest difference from the probabilities trained with jax.nn
-    custom_calls: list[str]  # lines of the compiled training step
-
-
-# The mean loss of logits (n, 10) and labels (n,).
-Loss = Callable[[jax.Array, jax.Array], jax.Array]
-Step = Callable[[Params, Split], tuple[Params, jax.Array]]
-
-
-def load_data(seed: int) -> tuple[Split, Split]:
-    """Returns the digits, shuffled, as (training set, test set)."""
-    pixels, targets = load_digits(return_X_y=True)
-    images = jnp.asarray(pixels, jnp.float32) / 16.0
-    labels = jnp.asarray(targets, jnp.int32)
-    order = jax.random.permutation(jax.random.key(seed), labels.size)
-    train, test = order[:TRAIN_IMAGES], order[TRAIN_IMAGES:]
-    return Split(images[train], labels[train]), Split(images[test], labels[test])
+    kernels: list[str]  # our row operations in the compiled training step
 
 
 def logits_of(params: Params, images: jax.Array) -> jax.Array:
     """Returns the logits, shape (n, 10)."""
-    return images @ params.weights + params.bias
+    weights, bias = params
+    return images @ weights + bias
 
 
 def plain_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -75,72 +49,62 @@ def plain_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1))
 
 
-def make_step(loss: Loss, learning_rate: float) -> Step:
-    """Returns the jitted training step: (params, batch) -> (params, loss)."""
+def train(
+    loss: Callable[..., jax.Array], options: argparse.Namespace, *data: jax.Array
+) -> tuple[Params, list[float], str]:
+    """Runs full-batch gradient descent on images and labels.
 
-    def loss_of(params: Params, batch: Split) -> jax.Array:
-        return loss(logits_of(params, batch.images), batch.labels)
+    Returns the parameters, the loss of every epoch, and the compiled program of a step.
+    """
 
-    @jax.jit
-    def step(params: Params, batch: Split) -> tuple[Params, jax.Array]:
-        value, gradient = jax.value_and_grad(loss_of)(params, batch)
-        return jax.tree.map(lambda p, g: p - learning_rate * g, params, gradient), value
+    def step(params: Params, images: jax.Array, labels: jax.Array) -> tuple[Params, jax.Array]:
+        def loss_of(params: Params) -> jax.Array:
+            return loss(logits_of(params, images), labels)
 
-    return step
+        value, gradient = jax.value_and_grad(loss_of)(params)
+        return jax.tree.map(lambda p, g: p - options.learning_rate * g, params, gradient), value
 
-
-def train(step: Step, batch: Split, epochs: int, name: str) -> tuple[Params, list[float]]:
-    """Runs full-batch gradient descent and returns the parameters and the loss of every epoch."""
-    params = Params(jnp.zeros((batch.images.shape[1], NUM_CLASSES)), jnp.zeros(NUM_CLASSES))
+    params = jnp.zeros((64, 10)), jnp.zeros(10)
+    compiled = jax.jit(step).lower(params, *data).compile()
     losses = []
-    for epoch in range(epochs):
-        params, loss = step(params, batch)
-        losses.append(float(loss))
-        if epoch % max(1, epochs // 5) == 0 or epoch == epochs - 1:
-            print(f"{name:<10}  epoch {epoch:4d}  loss {losses[-1]:.4f}")
-    return params, losses
-
-
-def custom_calls_of(step: Step, params: Params, batch: Split) -> list[str]:
-    """Returns the lines of the compiled step that call a kernel of jaxkernels."""
-    program = jax.jit(step).lower(params, batch).compile().as_text() or ""
-    return [line.strip() for line in program.splitlines() if "jaxkernels_" in line]
+    for epoch in range(options.epochs):
+        params, value = compiled(params, *data)
+        losses.append(float(value))
+        if epoch % max(1, options.epochs // 5) == 0 or epoch == options.epochs - 1:
+            print(f"epoch {epoch:4d}  loss {losses[-1]:.4f}")
+    return params, losses, compiled.as_text() or ""
 
 
 def main(argv: Sequence[str] | None = None) -> Result:
-    """Trains with jaxkernels and with jax.nn, prints and returns the findings.
-
-    Args:
-        argv: command-line arguments; ``sys.argv[1:]`` when None.
-    """
-    parser = argparse.ArgumentParser(description="Train a softmax classifier on digits.")
+    """Trains with jaxkernels and with jax.nn, prints and returns the findings."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
 
-    training_set, test_set = load_data(options.seed)
-    print(f"{training_set.labels.size} training and {test_set.labels.size} test images")
-    print(f"running on {jax.devices()[0].device_kind}\n")
+    pixels, targets = load_digits(return_X_y=True)
+    order = jax.random.permutation(jax.random.key(0), len(targets))
+    images, labels = jnp.asarray(pixels, jnp.float32)[order] / 16, jnp.asarray(targets)[order]
+    data = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES]
+    test_images, test_labels = images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:]
+    print(f"{TRAIN_IMAGES} training and {len(test_labels)} test images")
 
-    step = make_step(partial(jk.cross_entropy, reduction="mean"), options.learning_rate)
-    params, losses = train(step, training_set, options.epochs, "jaxkernels")
-    peer_step = make_step(plain_loss, options.learning_rate)
-    peer_params, peer_losses = train(peer_step, training_set, options.epochs, "jax.nn")
+    print(f"jaxkernels on {jax.devices()[0].device_kind}")
+    params, losses, program = train(partial(jk.cross_entropy, reduction="mean"), options, *data)
+    print("jax.nn")
+    peer_params, peer_losses, _ = train(plain_loss, options, *data)
 
-    probabilities = jk.softmax(logits_of(params, test_set.images))
-    accuracy = float(jnp.mean(probabilities.argmax(axis=-1) == test_set.labels))
-    peer_probabilities = jax.nn.softmax(logits_of(peer_params, test_set.images))
+    probabilities = jk.softmax(logits_of(params, test_images))
+    accuracy = float(jnp.mean(probabilities.argmax(axis=-1) == test_labels))
+    peer_probabilities = jax.nn.softmax(logits_of(peer_params, test_images))
     difference = float(jnp.max(jnp.abs(probabilities - peer_probabilities)))
-    print(f"\ntest accuracy {accuracy:.3f}")
+    print(f"test accuracy {accuracy:.3f}")
     print(f"final loss {losses[-1]:.6f} with jaxkernels, {peer_losses[-1]:.6f} with jax.nn")
     print(f"largest difference between the two models' probabilities: {difference:.1e}")
-
-    calls = custom_calls_of(step, params, training_set)
-    print("\nour kernels in the compiled training step:")
-    for line in calls or ["none: this device has no kernels, see python -m jaxkernels"]:
-        print(f"  {line[:160]}")
-    return Result(losses[0], losses[-1], accuracy, difference, calls)
+    kernels = operations_of(program)
+    none = "none: this device has no kernels, see python -m jaxkernels"
+    print(f"our kernels in the compiled training step: {', '.join(kernels) or none}")
+    return Result(losses[0], losses[-1], accuracy, difference, kernels)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
-from jaxkernels._rows import calls, plan
+from jaxkernels._rows import calls, plan, softmax
 from jaxkernels.verify import draw
 from jaxkernels.verify.families import family_of, losses
 from jaxkernels.verify.problem import Problem, Traced
@@ -109,7 +109,7 @@ def _in_parts(device: Any, operands: Traced) -> Traced:
     """Softmax by the multi-device code path; one device is enough."""
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=[device])
     apply = jax.shard_map(
-        lambda x: calls.in_parts("softmax_fwd", [x], ("part",)),
+        lambda x: calls.in_parts(softmax.softmax_fwd.operation, None, [x], ("part",)),
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),

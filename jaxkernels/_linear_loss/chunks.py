@@ -19,7 +19,7 @@ The loss keeps the first `members` row dimensions and is summed over the others.
 Zeros pad w, bias, where and each chunk of x if the plan says so. The logits of padded classes, and of those
 that `where` hides, become -inf, so that no sum counts them and their gradient is 0.
 
-Owns: the mathematics, and the order of chunks. Must not know: primitives, devices.
+Owns: the mathematics, the order of chunks, and how these call row kernels. Must not know: primitives, devices.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._linear_loss.row_calls import RowCalls
+from jaxkernels._rows import calls
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.reference import compute_dtype
+from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options as ProductOptions
 from jaxkernels._sgemm.options import matrix_dims
@@ -49,6 +50,37 @@ Arrays = dict[str, jax.Array]
 SHARED = frozenset({"w", "bias", "where", "w_dot", "bias_dot"})
 # Results that are summed over rows.
 SUMS = frozenset({"dw", "dbias"})
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCalls:
+    """Calls row kernels in one way.
+
+    Attributes:
+        way: "plain", plain JAX; "primitive", which JAX can differentiate, partition and export; or
+            "in_place", where the gradient overwrites the logits, which JAX cannot differentiate.
+        require_kernel: see `RowKernel.__call__`.
+        axes: the mesh axes over which the columns of "in_place" are sharded.
+        scales: whether the kernels of "in_place" apply scales; those of a CPU do not.
+    """
+
+    way: Literal["plain", "primitive", "in_place"]
+    require_kernel: bool = False
+    axes: tuple[str, ...] = ()
+    scales: bool = True
+
+    def __call__(self, kernel: RowKernel, *operands: jax.Array, **attributes: Any) -> Any:
+        """The result of the kernel, or the list of results."""
+        if self.way == "plain":
+            return kernel.reference(*operands, **attributes)
+        if self.way == "primitive":
+            required = self.require_kernel
+            return kernel(*operands, tier="auto", require_kernel=required, **attributes)
+        if self.axes:
+            assert kernel.in_parts is not None
+            return kernel.in_parts(operands, self.axes, in_place=True, **attributes)
+        aliases = {0: 0} if kernel.operation.stores_elements else None
+        return calls.rows(kernel.operation, *operands, aliases=aliases, **attributes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +172,12 @@ def run(
         if name in found:
             whole = found[name].astype(given[of].dtype)
             found[name] = lax.slice(whole, (0,) * whole.ndim, given[of].shape)
-    if call.operation == "measures":
-        found["measures"] = reference.measures_of(found["kept"], all_sums=call.options.all_sums)
+    if call.operation in ("measures", "loss"):
+        kept = found["kept"]
+        found["measures"] = reference.measures_of(kept, all_sums=call.options.all_sums)
     if call.operation == "loss":
-        kept, is_counted = found["kept"], flat["label"] >= 0
-        measures = reference.measures_of(kept, all_sums=call.options.all_sums)
-        loss = reference.loss_of(is_counted, measures, kept[:, :1], flat["numbers"])
+        is_counted = flat["label"] >= 0
+        loss = reference.loss_of(is_counted, found["measures"], kept[:, :1], flat["numbers"])
         shape = lead[: call.members]
         found["loss"] = jnp.sum(loss.reshape(*shape, math.prod(lead[call.members :])), axis=-1)
     return [

@@ -22,8 +22,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 from jaxkernels._core import partitioned_calls
 from jaxkernels._linear_loss import chunks, plan
-from jaxkernels._linear_loss.chunks import Call
-from jaxkernels._linear_loss.row_calls import RowCalls
+from jaxkernels._linear_loss.chunks import Call, RowCalls
 
 _CLASSES, _FEATURES = "classes", "features"
 

@@ -25,8 +25,7 @@ from jax.interpreters import ad, mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._linear_loss import chunks, partitioning
-from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call, Options
-from jaxkernels._linear_loss.row_calls import RowCalls
+from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call, Options, RowCalls
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import derivatives
 from jaxkernels._rows.cross_entropy_reference import Measures, Residuals

@@ -16,7 +16,7 @@ know: JAX's transformations, how arrays are sharded (`partitioning`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +26,8 @@ from jax import lax
 
 from jaxkernels._core import registry
 from jaxkernels._rows import reference
-from jaxkernels._rows.contract import OPERATIONS, Operand, RowOperation
+from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels.typing import Operation
 
 # A band that hides nothing.
 OPEN = {"left": -registry.UNBOUNDED, "right": registry.UNBOUNDED, "from_end": False}
@@ -113,45 +112,34 @@ def statistics(
 
 
 def in_parts(
-    name: Operation,
+    operation: RowOperation,
+    from_statistics: Callable[[jax.Array], jax.Array] | None,
     operands: Sequence[jax.Array],
     axes: tuple[str, ...],
     *,
     scale: float = 1.0,
     has_mask: bool = False,
-    wide: bool = True,
-    epsilon: float = 0.0,
+    **others: Any,
 ) -> jax.Array:
-    """The operation on rows whose columns are sharded over the mesh axes `axes`.
+    """This device's result of an operation on rows whose columns are sharded over the mesh axes `axes`.
 
-    Args:
-        name: name of the operation.
-        operands: this device's shards, in the order of the operation.
-        axes: names of mesh axes.
-        scale: factor of the attention scores.
-        has_mask: whether the second operand is a mask of attention scores.
-        wide: whether a per-row result has the compute dtype instead of that of the first operand.
-        epsilon: added to a mean, if the operation averages.
+    `from_statistics` is that of the `RowKernel`, and the attributes are those of its calls.
     """
-    first, operation = operands[0], OPERATIONS[name]
-    number = epsilon if operation.averages else scale
+    first = operands[0]
+    number = others["epsilon"] if operation.averages else scale
     attributes = {"scale": np.float64(number), "has_mask": has_mask}
     specs = operation.operands_of_call(has_mask=has_mask)
     elements = [x for x, spec in zip(operands, specs, strict=True) if not spec.is_of_row]
     own = statistics(operation, elements, **attributes)
-    relative, counts_max = (
-        operation.relative_sums_of(first.dtype),
-        operation.counts_max_of(first.dtype),
-    )
-    whole = _of_all_devices(own, axes, relative, counts_max)
+    relative = operation.relative_sums_of(first.dtype)
+    whole = _of_all_devices(own, axes, relative, operation.counts_max_of(first.dtype))
     if operation.averages:  # all shards have the same number of columns
         whole = whole / lax.psum(1, axes)
-    if not operation.stores_elements:
-        scalar = reference.FROM_STATISTICS[name](whole)
-        return scalar if wide else scalar.astype(first.dtype)
+    if from_statistics is not None:
+        return from_statistics(whole).astype(dtype_of(operation.results[0], first, others))
     result = jax.ShapeDtypeStruct(first.shape, first.dtype)
     call = jax.ffi.ffi_call(registry.FINISH_TARGET, result)
-    return call(whole, *operands, operation=name, **_OF_PARTS | attributes)
+    return call(whole, *operands, operation=operation.name, **_OF_PARTS | attributes)
 
 
 def _of_all_devices(

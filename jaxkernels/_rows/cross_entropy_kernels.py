@@ -25,8 +25,8 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowOperation
 from jaxkernels._rows.cross_entropy_reference import Residuals
 from jaxkernels._rows.reference import largest_of
-from jaxkernels._rows.row_kernel import InParts, RowKernel
-from jaxkernels.typing import Implementation, Operation
+from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels.typing import Implementation
 
 
 def _label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
@@ -109,13 +109,11 @@ def _fwd_grad_in_parts(
     return [_grad_in_parts([*given, kept, cotangent], axes, **options), kept]
 
 
-def _of_operation(name: Operation, in_parts: InParts) -> RowKernel:
-    return primitive.of_operation(name, getattr(reference, name), in_parts)
-
-
-cross_entropy_fwd = _of_operation("cross_entropy_fwd", _fwd_in_parts)
-cross_entropy_fwd_grad = _of_operation("cross_entropy_fwd_grad", _fwd_grad_in_parts)
-cross_entropy_grad = _of_operation("cross_entropy_grad", _grad_in_parts)
+cross_entropy_fwd = primitive.of_operation(in_parts=_fwd_in_parts)(reference.cross_entropy_fwd)
+cross_entropy_fwd_grad = primitive.of_operation(in_parts=_fwd_grad_in_parts)(
+    reference.cross_entropy_fwd_grad
+)
+cross_entropy_grad = primitive.of_operation(in_parts=_grad_in_parts)(reference.cross_entropy_grad)
 # The JVP has no kernel of ours, because training steps rarely use forward mode.
 cross_entropy_jvp = primitive.define(
     "jaxkernels_cross_entropy_jvp",
@@ -149,11 +147,6 @@ class Calls:
     implementation: Implementation | None
     all_sums: bool
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `RowKernel.__call__`."""
-        return {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
-
     def residuals(self, x: jax.Array, label: jax.Array, scales: jax.Array | None) -> jax.Array:
         """The residuals of each row, by the kernel."""
         return self.run(cross_entropy_fwd, x, label, scales, all_sums=self.all_sums)
@@ -169,8 +162,8 @@ class Calls:
     ) -> Any:
         """The results of a kernel, with or without scales."""
         given = (x, label) if scales is None else (x, label, scales)
-        has_scales = scales is not None
-        return kernel(*given, *others, has_scales=has_scales, **attributes, **self.options)
+        attributes |= {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
+        return kernel(*given, *others, has_scales=scales is not None, **attributes)
 
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""

@@ -1,7 +1,7 @@
 """logsumexp: a drop-in for jax.nn's and jax.scipy.special's, on row kernels.
 
-Owns: the public function, and the conversion of its arguments to kernel operands. Must not know: how a
-primitive works, or how a kernel is launched.
+Owns: the operations in plain JAX and their derivatives, the public function, and the conversion of its
+arguments to kernel operands. Must not know: how a primitive works, or how a kernel is launched.
 
 The forward kernel reduces each row to log sum exp(x). The gradient kernel recomputes the softmax from x
 and multiplies it by the cotangent of each row, so reverse mode saves only x.
@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
+from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -27,9 +28,44 @@ Axis = int | tuple[int, ...] | list[int] | None
 _jax_nn_logsumexp = jax.nn.logsumexp  # the original, even inside `patch_jax_nn`
 
 
-logsumexp_fwd = primitive.of_operation("logsumexp_fwd")
-logsumexp_grad = primitive.of_operation("logsumexp_grad")
-logsumexp_jvp = primitive.of_operation("logsumexp_jvp")
+def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(shift, exp(x - shift)) of each row; the shift is the maximum, made finite."""
+    relative_to = _finite(largest_of(x))
+    return relative_to, jnp.exp(x - relative_to)
+
+
+def _finite(largest: jax.Array) -> jax.Array:
+    most = jnp.finfo(largest.dtype).max
+    return jnp.where(largest == -jnp.inf, 0, jnp.where(largest == jnp.inf, most, largest))
+
+
+def _narrow(scalar: jax.Array, x: jax.Array, wide: bool) -> jax.Array:
+    return scalar if wide else scalar.astype(x.dtype)
+
+
+@primitive.of_operation(
+    from_statistics=lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1])
+)
+def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
+    """Log-sum-exp of each row: y = max x + log sum exp(x - max x)."""
+    relative_to, terms = _log_sum_exp_terms(widen(x))
+    return _narrow(jnp.log(row_sum(terms)) + relative_to, x, wide)
+
+
+@primitive.of_operation()
+def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
+    """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for dy of shape (..., 1)."""
+    del wide  # decides only the dtype of dy
+    _, terms = _log_sum_exp_terms(widen(x))
+    return (terms * quotient(dy.astype(terms.dtype), row_sum(terms))).astype(x.dtype)
+
+
+@primitive.of_operation(from_statistics=lambda found: quotient(found[..., 2:], found[..., 1:2]))
+def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
+    """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
+    _, terms = _log_sum_exp_terms(widen(x))
+    return _narrow(quotient(row_sum(terms * widen(dx)), row_sum(terms)), x, wide)
+
 
 # The Jacobian of a row is softmax(x), which both kernels compute from x.
 derivatives.define_derivatives(

@@ -18,8 +18,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
-from jaxkernels._rows import calls, partitioning, plan, reference
-from jaxkernels._rows.row_kernel import RowKernel, without_options
+from jaxkernels._rows import calls, derivatives, partitioning, plan
+from jaxkernels._rows.row_kernel import RowKernel
 
 
 def lower_kernel(
@@ -37,7 +37,7 @@ def lower_kernel(
         return lower_reference(kernel, ctx, *operands, **options, **attributes)
     name = kernel.primitive.name
     if attributes.get("has_scales") and platform == "cpu":
-        function = functools.partial(_scaled, kernel, options | attributes)
+        function = functools.partial(derivatives.of_scaled_logits, kernel, options | attributes)
         return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(
@@ -94,22 +94,6 @@ def whole(
     if may_leave and plan.is_left_to_xla(operation.name, first.shape, first.dtype):
         return _plain(kernel, attributes, *operands)
     return calls.rows(operation, *operands, tier=tier, aliases=aliases, **attributes)
-
-
-def _scaled(kernel: RowKernel, params: dict[str, Any], *operands: jax.Array) -> Any:
-    """The results of a kernel of logits that XLA transforms: on a CPU its tanh is the fastest."""
-    roles = [x.role for x in kernel.operands_of(**without_options(**params))]
-    at = roles.index("scales")
-    z, pull_back = jax.vjp(lambda x: reference.scaled(x, operands[at]), operands[0])
-    others = (*operands[1:at], *operands[at + 1 :])
-    results = kernel(z, *others, **{**params, "has_scales": False})
-    if not kernel.primitive.multiple_results:
-        results = [results]
-    specs = kernel.operation.results
-    results = [
-        y if spec.is_of_row else pull_back(y)[0] for y, spec in zip(results, specs, strict=True)
-    ]
-    return results if kernel.primitive.multiple_results else results[0]
 
 
 def _plain(kernel: RowKernel, attributes: dict[str, Any], *operands: jax.Array) -> Any:

@@ -191,7 +191,7 @@ def apply(
             attributes["result_dtype"] = dtype.name
     x = jnp.broadcast_to(x, shape)
     if implementation == "xla":
-        y = reference.masked_softmax_fwd(x, *sides, **attributes)
+        y = masked_softmax_fwd.reference(x, *sides, **attributes)
     else:
         y = masked_softmax_fwd(
             x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes

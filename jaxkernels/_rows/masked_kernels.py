@@ -1,6 +1,6 @@
 """The row kernels of attention scores, and the causal or window band that a row sees.
 
-Owns: the two primitives and the derivative of the first. Must not know: what users may pass
+Owns: the two operations in plain JAX, and the derivative of the first. Must not know: what users may pass
 (`masked`), how a kernel is launched.
 """
 
@@ -17,6 +17,7 @@ import numpy as np
 from jaxkernels._core import compat
 from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import derivatives, primitive, reference
+from jaxkernels._rows.reference import compute_dtype, largest_of, row_sum, widen
 
 Window = int | tuple[int, int] | None
 
@@ -82,8 +83,43 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
     return Band(left, 0 if causal else right, from_end)
 
 
-masked_softmax_fwd = primitive.of_operation("masked_softmax_fwd", biased="biased_softmax_fwd")
-masked_softmax_grad = primitive.of_operation("masked_softmax_grad")
+@primitive.of_operation(biased="biased_softmax_fwd")
+def masked_softmax_fwd(
+    scores: jax.Array,
+    *mask_and_bias: jax.Array,
+    scale: float,
+    left: int,
+    right: int,
+    from_end: bool,
+    has_mask: bool,
+    has_bias: bool,
+    result_dtype: str | None = None,
+) -> jax.Array:
+    """Softmax of t = scale * scores + bias over the visible columns; a fully masked row is 0."""
+    t = widen(scores) * scale
+    if has_bias:
+        t = t + widen(mask_and_bias[-1])
+    seen = reference.band(scores.shape, left, right, from_end)
+    if has_mask:
+        seen = seen & mask_and_bias[0]
+    t = jnp.where(seen, t, -jnp.inf)
+    largest = largest_of(t)
+    unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
+    total = row_sum(unnormalized)
+    y = unnormalized / jnp.where(total == 0, 1, total)
+    return y.astype(result_dtype or scores.dtype)
+
+
+@primitive.of_operation()
+def masked_softmax_grad(
+    y: jax.Array, dy: jax.Array, *, scale: float, left: int, right: int, from_end: bool
+) -> jax.Array:
+    """Gradient of the scores: dx = scale * y * (dy - sum(dy * y)); dy is ignored if y is 0."""
+    del left, right, from_end  # y is 0 outside the band
+    wide_y = widen(y)
+    wide_dy = jnp.where(wide_y == 0, 0, widen(dy))
+    difference = jnp.where(wide_y == 0, 0, wide_dy - row_sum(wide_dy * wide_y))
+    return (scale * (wide_y * difference)).astype(y.dtype)
 
 
 def _tangent(
@@ -111,7 +147,7 @@ def _tangent(
     # float16 is not divided, because the quotient may overflow or underflow. Sums are in float32.
     keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
     folded = scale if keeps else 1.0
-    wide = reference.compute_dtype(y)
+    wide = compute_dtype(y)
     total = compat.broadcast_like(db.astype(wide) / folded, y)
     if dx is not None:
         total = total + dx.astype(wide) * (scale / folded)

@@ -89,9 +89,8 @@ def _local(
         return whole(*operands, **attributes)
     if kernel.in_parts is not None:
         return kernel.in_parts(operands, axes[-1], **attributes)
-    known = ("scale", "has_mask", "wide", "epsilon")
-    given = {name: attributes[name] for name in known if name in attributes}
-    return calls.in_parts(kernel.operation_of(**attributes).name, operands, axes[-1], **given)
+    operation = kernel.operation_of(**attributes)
+    return calls.in_parts(operation, kernel.from_statistics, operands, axes[-1], **attributes)
 
 
 def _without_band(

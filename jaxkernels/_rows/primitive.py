@@ -10,7 +10,7 @@ Owns: evaluation and batching. Must not know: what operations compute, how a ker
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,47 +19,41 @@ from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
 from jaxkernels._rows import calls, lowering, plan
-from jaxkernels._rows import reference as reference_functions
 from jaxkernels._rows.contract import OPERATIONS, RowOperation
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels._rows.row_kernel import InParts, Reference, RowKernel, without_options
+from jaxkernels._rows.row_kernel import Reference, RowKernel, without_options
 from jaxkernels.typing import Operation
 
 
 def of_operation(
-    name: Operation,
-    reference: Reference | None = None,
-    in_parts: InParts | None = None,
-    biased: Operation | None = None,
-) -> RowKernel:
-    """Makes the primitive of an operation of `contract.OPERATIONS`, without its derivatives.
+    *, biased: Operation | None = None, **forms: Any
+) -> Callable[[Reference], RowKernel]:
+    """Returns a decorator that makes a row kernel, without derivatives, of the operation in plain JAX.
+
+    The decorated function has the name of the operation in `contract.OPERATIONS`, and works along the last
+    axis. It runs on platforms without kernels.
 
     Args:
-        name: name of the operation.
-        reference: plain-JAX function of the operands, over the last axis; it runs on platforms without
-            kernels. None selects the function of that name in `reference`.
-        in_parts: see `RowKernel`.
         biased: name of the operation with a bias.
+        forms: `from_statistics` and `in_parts` of `RowKernel`.
     """
-    plain: Reference = reference or getattr(reference_functions, name)
-    with_bias = OPERATIONS[biased] if biased else None
-    return define(f"jaxkernels_{name}", plain, OPERATIONS[name], in_parts, with_bias)
+
+    def decorate(reference: Reference) -> RowKernel:
+        name: Any = reference.__name__
+        with_bias = OPERATIONS[biased] if biased else None
+        return define(f"jaxkernels_{name}", reference, OPERATIONS[name], biased=with_bias, **forms)
+
+    return decorate
 
 
-def define(
-    name: str,
-    reference: Reference,
-    operation: RowOperation,
-    in_parts: InParts | None = None,
-    biased: RowOperation | None = None,
-) -> RowKernel:
-    """As `of_operation`, with any name and contract.
+def define(name: str, reference: Reference, operation: RowOperation, **forms: Any) -> RowKernel:
+    """As `of_operation`, with any name and contract; `forms` are the last fields of `RowKernel`.
 
     If the kernel has a label and stores elements, they overwrite the first operand if it is donated.
     """
     primitive = Primitive(name)
     primitive.multiple_results = len(operation.results) > 1
-    kernel = RowKernel(primitive, reference, operation, biased, in_parts)
+    kernel = RowKernel(primitive, reference, operation, **forms)
     compat.define(
         primitive, functools.partial(_abstract_eval, kernel), functools.partial(_batch, kernel)
     )

@@ -1,7 +1,7 @@
 """rms_norm: root-mean-square normalisation on row kernels.
 
-Owns: the public function, the conversion of its arguments to kernel operands, and the derivatives. Must
-not know: how a primitive works, or how a kernel is launched.
+Owns: the operations in plain JAX and their derivatives, the public function, and the conversion of its
+arguments to kernel operands. Must not know: how a primitive works, or how a kernel is launched.
 
 The result is linear in the scale, so the forward kernel is its own tangent for the scale. Its Jacobian for
 x, and the transpose of that, are two more kernels, which recompute the root from x. The gradient of the
@@ -19,12 +19,47 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
-from jaxkernels._rows import derivatives, primitive, reference
+from jaxkernels._rows import derivatives, primitive
+from jaxkernels._rows.reference import compute_dtype, widen
 from jaxkernels.typing import Implementation, Tier
 
-rms_norm_fwd = primitive.of_operation("rms_norm_fwd")
-rms_norm_grad = primitive.of_operation("rms_norm_grad")
-rms_norm_jvp = primitive.of_operation("rms_norm_jvp")
+
+def _over_rms(x: jax.Array, epsilon: float) -> jax.Array:
+    """1 / sqrt(mean(x^2) + epsilon) of each row."""
+    return jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
+
+
+def _along_columns(column: jax.Array, x: jax.Array) -> jax.Array:
+    """A vector along the columns of `x`, in its dtype and rank."""
+    return jnp.expand_dims(column.astype(x.dtype), range(x.ndim - 1))
+
+
+def _rms_jacobian_times(x: jax.Array, t: jax.Array, epsilon: float) -> jax.Array:
+    r = _over_rms(x, epsilon)
+    return r * (t - x * (r * r * jnp.mean(x * t, axis=-1, keepdims=True)))
+
+
+@primitive.of_operation()
+def rms_norm_fwd(x: jax.Array, scale: jax.Array, *, epsilon: float) -> jax.Array:
+    """RMSNorm: y = scale * r x, with r = 1 / sqrt(mean(x^2) + epsilon)."""
+    wide = widen(x)
+    return (wide * _over_rms(wide, epsilon) * _along_columns(scale, wide)).astype(x.dtype)
+
+
+@primitive.of_operation()
+def rms_norm_grad(x: jax.Array, scale: jax.Array, dy: jax.Array, *, epsilon: float) -> jax.Array:
+    """Gradient: dx = J^T dy = A (scale * dy), with the symmetric A = r (I - x x^T r^2 / cols)."""
+    wide = widen(x)
+    dx = _rms_jacobian_times(wide, _along_columns(scale, wide) * widen(dy), epsilon)
+    return dx.astype(x.dtype)
+
+
+@primitive.of_operation()
+def rms_norm_jvp(x: jax.Array, scale: jax.Array, dx: jax.Array, *, epsilon: float) -> jax.Array:
+    """Tangent: dy = J dx = scale * (A dx), with A as for `rms_norm_grad`."""
+    wide = widen(x)
+    dy = _along_columns(scale, wide) * _rms_jacobian_times(wide, widen(dx), epsilon)
+    return dy.astype(x.dtype)
 
 
 def _tangent_of(y: Any, operands: Any, tangents: Any, **params: Any) -> jax.Array:
@@ -42,8 +77,9 @@ def _transpose_for_scale(
     del options
     if type(cotangent) is ad.Zero:
         return None, ad.Zero(scale.aval)
-    dscale = reference.rms_norm_scale_grad(x, cotangent, epsilon=epsilon)
-    return None, dscale.astype(scale.aval.dtype)
+    wide = widen(x)
+    terms = wide * _over_rms(wide, epsilon) * widen(cotangent)
+    return None, jnp.sum(terms, axis=tuple(range(x.ndim - 1))).astype(scale.aval.dtype)
 
 
 derivatives.define_jvp(rms_norm_fwd, _tangent_of)
@@ -137,7 +173,7 @@ def rms_norm(
     rows = jnp.moveaxis(x.astype(dtype), axes[0], -1)
     column = _column(scale, _number("scale_offset", scale_offset), rows)
     if why_not or implementation == "xla":
-        y = reference.rms_norm_fwd(rows, column, epsilon=epsilon)
+        y = rms_norm_fwd.reference(rows, column, epsilon=epsilon)
     else:
         options = {"tier": tier or "auto", "require_kernel": implementation == "ffi"}
         y = rms_norm_fwd(rows, column, epsilon=epsilon, **options)
@@ -153,7 +189,7 @@ def _number(name: str, value: Any) -> float:
 
 def _column(scale: ArrayLike | None, offset: float, rows: jax.Array) -> jax.Array:
     """The factors of the columns of `rows`, in its dtype or compute dtype."""
-    shape, wide = rows.shape[-1:], reference.compute_dtype(rows)
+    shape, wide = rows.shape[-1:], compute_dtype(rows)
     if scale is None:
         if offset != 0:
             raise ValueError(f"rms_norm: scale_offset needs a scale; got scale_offset={offset}")

@@ -19,8 +19,6 @@ from jaxkernels._core import sharding
 from jaxkernels._rows.contract import Operand, RowOperation
 
 Reference = Callable[..., Any]
-# f(operands, axes, **attributes) -> results for rows that are sharded over mesh axes.
-InParts = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +30,17 @@ class RowKernel:
         reference: the same function of operands and attributes in plain JAX.
         operation: the contract.
         biased: the contract of a call with the attribute `has_bias`; its results are those of `operation`.
+        from_statistics: for per-row results, a function of the statistics of whole rows,
+            (..., {maximum, sums}).
         in_parts: f(operands, axes, **attributes) for column-sharded rows; None uses `calls.in_parts`.
     """
 
     primitive: Primitive
     reference: Reference
     operation: RowOperation
-    biased: RowOperation | None
-    in_parts: InParts | None
+    biased: RowOperation | None = None
+    from_statistics: Callable[[jax.Array], jax.Array] | None = None
+    in_parts: Callable[..., Any] | None = None
 
     def operation_of(self, *, has_bias: bool = False, **others: Any) -> RowOperation:
         """The contract of a call with these attributes."""

@@ -1,7 +1,8 @@
 """softmax and log_softmax: drop-ins for jax.nn's, on row kernels.
 
-Owns: the two public functions, and the conversion of any axis, mask and dtype to rows of a kernel. Must
-not know: how a primitive works, or how a kernel is launched.
+Owns: the operations in plain JAX and their derivatives, the two public functions, and the conversion of
+any axis, mask and dtype to rows of a kernel. Must not know: how a primitive works, or how a kernel is
+launched.
 
 The kernels have the tiers of OneFlow's softmax (a row is kept in the registers of a warp, in the shared
 memory of a block, or not at all) and two more (the registers of a block, the shared memory of a
@@ -21,16 +22,69 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import compat, eager, validate
 from jaxkernels._rows import contract, derivatives, last_axis, primitive
+from jaxkernels._rows.reference import difference_error, exp_difference, largest_of, row_sum, widen
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
 
-softmax_fwd = primitive.of_operation("softmax_fwd")
-softmax_grad = primitive.of_operation("softmax_grad")
-log_softmax_fwd = primitive.of_operation("log_softmax_fwd")
-log_softmax_grad = primitive.of_operation("log_softmax_grad")
-log_softmax_jvp = primitive.of_operation("log_softmax_jvp")
+@primitive.of_operation()
+def softmax_fwd(x: jax.Array) -> jax.Array:
+    """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
+    wide = widen(x)
+    unnormalized = jnp.exp(wide - largest_of(wide))  # the shift prevents overflow
+    return (unnormalized / row_sum(unnormalized)).astype(x.dtype)
+
+
+@primitive.of_operation()
+def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """Gradient: dx = J^T dy = y * (dy - sum(dy * y)), with J = diag(y) - y y^T.
+
+    J is symmetric, so this is also the JVP.
+    """
+    wide_y, wide_dy = widen(y), widen(dy)
+    return (wide_y * (wide_dy - row_sum(wide_dy * wide_y))).astype(y.dtype)
+
+
+@primitive.of_operation()
+def log_softmax_fwd(x: jax.Array) -> jax.Array:
+    """Log of softmax: y = x - max x - log sum exp(x - max x).
+
+    The terms of the maximum are exactly 1 and are counted apart. Added to them, a term such as 1e-9
+    would be lost, and results near 0 with it.
+    """
+    wide = widen(x)
+    largest = largest_of(wide)
+    shifted = wide - largest
+    terms = exp_difference(wide, largest)
+    is_largest = (terms == 1).astype(terms.dtype)
+    log_sum = jnp.log1p(row_sum(terms - is_largest) + (row_sum(is_largest) - 1))
+    y = (shifted - log_sum) + difference_error(wide, largest, shifted)
+    return y.astype(x.dtype)
+
+
+def _softmax_of_kept(kept: jax.Array) -> jax.Array:
+    """Softmax from the residual: exp(y), or from x for 16-bit dtypes, where exp(y) errs by |y| eps."""
+    if kept.dtype.itemsize > 2:
+        return jnp.exp(kept)
+    wide = widen(kept)
+    terms = jnp.exp(wide - jax.lax.stop_gradient(largest_of(wide)))
+    return terms / row_sum(terms)
+
+
+@primitive.of_operation()
+def log_softmax_grad(kept: jax.Array, dy: jax.Array) -> jax.Array:
+    """Gradient: dx = J^T dy = dy - p * sum(dy), with J = I - 1 p^T and p the softmax of x."""
+    wide_dy = widen(dy)
+    return (wide_dy - _softmax_of_kept(kept) * row_sum(wide_dy)).astype(kept.dtype)
+
+
+@primitive.of_operation()
+def log_softmax_jvp(kept: jax.Array, dx: jax.Array) -> jax.Array:
+    """Tangent: dy = J dx = dx - sum(p * dx), with J = I - 1 p^T and p the softmax of x."""
+    wide_dx = widen(dx)
+    return (wide_dx - row_sum(_softmax_of_kept(kept) * wide_dx)).astype(kept.dtype)
+
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is not.
 derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)

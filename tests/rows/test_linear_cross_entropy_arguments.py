@@ -11,7 +11,6 @@ import pytest
 
 import jaxkernels as jk
 from jaxkernels._linear_loss import chunks, plan
-from jaxkernels._linear_loss.row_calls import RowCalls
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((3, 5, 6)).astype(np.float32)
@@ -148,7 +147,7 @@ def test_products_run_the_algorithm_of_the_plan():
             "fwd_grad", ("x", "w", "label", "numbers"), ("kept", "dx", "dw"), options
         )
         layout = plan.layout(call, given, "cuda")
-        run = lambda *operands: chunks.run(call, operands, RowCalls("plain"), layout)  # noqa: B023, E731
+        run = lambda *operands: chunks.run(call, operands, chunks.RowCalls("plain"), layout)  # noqa: B023, E731
         program = str(jax.make_jaxpr(run)(*given))
         assert set(re.findall(r"algorithm='(\w+)'", program)) == {algorithm}
 
