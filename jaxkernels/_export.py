@@ -49,5 +49,5 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         A check for each target.
     """
     ours = (name for names in registry.TARGETS.values() for name in names)
-    targets = dict.fromkeys((*ours, *cudnn.TARGETS))
+    targets = dict.fromkeys((*ours, *cudnn.targets()))
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets]

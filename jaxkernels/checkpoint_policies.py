@@ -34,7 +34,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxkernels._attention import cpu_products, flash
+from jaxkernels._attention import bfloat16_products, flash
 from jaxkernels._core import compat
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options, matrix_dims
@@ -43,7 +43,7 @@ from jaxkernels._sgemm.options import Options, matrix_dims
 _OF_SCORES = (((3,), (3,)), ((0, 2), (0, 2)))
 # cuDNN attention has no remat rule, because its derivative needs the log-sums besides the saved result.
 compat.register_remat_rule(sgemm_primitive.sgemm_p)
-compat.register_remat_rule(cpu_products.product_p)
+compat.register_remat_rule(bfloat16_products.product_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Policy:
     of_jax: Callable[..., Any]
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive in (flash.attention_p, cpu_products.product_p):
+        if primitive in (flash.attention_p, bfloat16_products.product_p):
             q, k = avals[:2]
             return self.of_jax(lax.dot_general_p, q, k, dimension_numbers=_OF_SCORES)
         if primitive is not sgemm_primitive.sgemm_p:

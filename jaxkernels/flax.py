@@ -7,6 +7,7 @@ softmax or a product is computed. Importing jaxkernels alone does not import Fla
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +25,10 @@ except ModuleNotFoundError as error:
         "jaxkernels.flax needs Flax, which is not installed: pip install flax", name="flax"
     ) from error
 
-from jaxkernels._attention import default, flash, flax_checks, folded, heads, unit_sums
-from jaxkernels._attention.flax_checks import NAME as _NAME
-from jaxkernels._core import validate
+from jaxkernels._attention import checks, choice, flash, heads, unit_sums
+from jaxkernels._attention.checks import FLAX_NAME as _NAME
+from jaxkernels._attention.problem import Operands
+from jaxkernels._core import compat, validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import EmptyRows, Implementation
 
@@ -135,7 +137,7 @@ def dot_product_attention(
     References:
         Signatures and meaning: Flax 0.12, flax/linen/attention.py and flax/nnx/nn/attention.py.
     """
-    flax_checks.check_hooks(
+    checks.check_flax_hooks(
         precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum
     )
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
@@ -152,38 +154,37 @@ def dot_product_attention(
     band = masked_kernels.band_of(is_causal, window, from_end=False)
     promote = dtypes.promote_dtype if promote_dtype is None else promote_dtype
     query, key, value = promote((query, key, value), dtype=dtype)
-    flax_checks.check_shapes(query, key, value)
+    checks.check_flax_shapes(query, key, value)
     dtype = query.dtype
+    shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    bias, mask = _side("bias", bias, shape), _side("mask", mask, shape)
+    mask = mask if mask is None or mask.dtype == jnp.bool_ else mask != 0
+    factor = heads.default_scale(query.shape[-1]) if scale is None else scale
 
     hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
     drops = not deterministic and dropout_rate > 0.0
-    path = default.Path("ffi")
     asks_more = hooked or drops or bool(force_fp32_for_softmax) or module is not None
     if not asks_more and implementation is precision is None:
-        factor = heads.default_scale(query.shape[-1]) if scale is None else scale
-        given, path = _path_of(query, key, value, bias, mask, factor, band, empty_rows)
-        if path.call is not None:
-            return flash.attention(given, path.call).reshape(query.shape)
+        is_drop_in = empty_rows == "zero"
+        result = _flash_attention(query, key, value, bias, mask, factor, band, is_drop_in)
+        if result is not None:
+            return result
     if hooked:
-        query = _scaled_queries(query, scale)
+        query, factor = _scaled_queries(query, scale), 1.0
     if qk_attn_weights_einsum is not None:
-        flax_checks.check_equal_heads(query, key)
+        checks.check_equal_heads(query, key)
         scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
     else:
         wide = force_fp32_for_softmax is not False
         scores = heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
-    if hooked:
-        scale = 1.0
-    elif scale is None:
-        scale = heads.default_scale(query.shape[-1])
     if force_fp32_for_softmax:
         scores = scores.astype(jnp.float32)
     weights = masked.apply(
         _NAME,
         scores,
-        _as_mask(mask, scores),
-        _as_bias(bias, scores),
-        scale=scale,
+        mask,
+        bias,
+        scale=factor,
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,
@@ -202,23 +203,41 @@ def dot_product_attention(
     return product(weights.astype(common), value.astype(common), dot)
 
 
-def _path_of(
+def _flash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    bias: Any,
-    mask: Any,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
     scale: Any,
     band: masked_kernels.Band,
-    empty_rows: EmptyRows,
-) -> tuple[Any, default.Path]:
-    """The operands for the flash attention primitive, and the chosen implementation."""
-    scores = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    like = jax.ShapeDtypeStruct(scores, query.dtype)
-    given = folded.operands(query, key, value, _as_bias(bias, like), _as_mask(mask, like))
-    if given is None:
-        return None, default.Path("ffi")
-    return given, default.path_of(given, scale, band, is_drop_in=empty_rows == "zero")
+    is_drop_in: bool,
+) -> jax.Array | None:
+    """The result of flash attention, with all leading dimensions as one; None if it does not serve."""
+    batch = query.shape[:-3]
+    sizes = (*query.shape, *key.shape)
+    fits = key.shape == value.shape and query.dtype == key.dtype == value.dtype
+    if not fits or query.dtype.name not in choice.TYPES_OF_CUDNN:
+        return None
+    if any(not isinstance(size, int) or size == 0 for size in sizes):
+        return None
+    if len(batch) > 1 and compat.is_explicitly_sharded(query, key, value):
+        return None  # reshape cannot fold explicitly sharded dimensions
+    q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
+    given = Operands(q, k, v, _folded(bias, batch), _folded(mask, batch))
+    call = choice.flash_call(given, scale, band, is_drop_in=is_drop_in)
+    return None if call is None else flash.attention(given, call).reshape(query.shape)
+
+
+def _folded(x: jax.Array | None, batch: tuple[int, ...]) -> jax.Array | None:
+    """Folds the batch dimensions of a bias or mask; one that the whole batch shares is not copied."""
+    if x is None:
+        return None
+    x = x.reshape(*(1,) * (len(batch) + 3 - x.ndim), *x.shape)
+    if math.prod(x.shape[:-3]) == 1:
+        return x.reshape(1, *x.shape[-3:])
+    x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+    return x.reshape(math.prod(batch), *x.shape[-3:])
 
 
 def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> heads.Dot:
@@ -234,20 +253,13 @@ def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Ar
     return query * jnp.asarray(scale, query.dtype)
 
 
-def _as_mask(mask: Any, scores: Any) -> jax.Array | None:
-    if mask is None:
+def _side(name: str, x: Any, scores: tuple[int, ...]) -> jax.Array | None:
+    """A bias or mask as an array that broadcasts to the scores."""
+    if x is None:
         return None
-    mask = jnp.asarray(mask)
-    heads.check_fits(_NAME, "mask", mask, scores.shape)
-    return mask if mask.dtype == jnp.bool_ else mask != 0
-
-
-def _as_bias(bias: Any, scores: Any) -> jax.Array | None:
-    if bias is None:
-        return None
-    bias = jnp.asarray(bias)
-    heads.check_fits(_NAME, "bias", bias, scores.shape)
-    return bias
+    x = jnp.asarray(x)
+    heads.check_fits(_NAME, name, x, scores)
+    return x
 
 
 def _sow(module: Any, weights: jax.Array) -> None:

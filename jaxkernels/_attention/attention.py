@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._attention import checks, default, flash, heads, plain
+from jaxkernels._attention import checks, choice, flash, heads, plain
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import masked_kernels
 from jaxkernels.typing import AttentionImplementation, EmptyRows
@@ -214,14 +214,13 @@ def dot_product_attention(
     band = masked_kernels.band_of(is_causal, local_window_size, from_end=False)
     scale = heads.default_scale(depth) if scale is None else scale
 
-    path = default.Path("ffi")
     if implementation != "ffi":
         is_drop_in = not return_residual and empty_rows != "mean"
-        path = default.path_of(
+        call = choice.flash_call(
             given, scale, band, is_drop_in=is_drop_in, is_pinned=implementation == "cudnn"
         )
-    if path.call is not None:
-        return flash.attention(given, path.call).reshape(shape)
+        if call is not None:
+            return flash.attention(given, call).reshape(shape)
     if implementation == "cudnn":
         return peer(implementation=implementation)
     floor = None

@@ -1,6 +1,6 @@
-"""Checks users' arguments of dot_product_attention, before anything is traced.
+"""Checks users' arguments of dot_product_attention, ours and that for Flax, before anything is traced.
 
-Owns: its errors about shapes, dtypes and choices. Must not know: how attention is computed.
+Owns: their errors about shapes, dtypes and choices. Must not know: how attention is computed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jaxkernels._rows import masked
 from jaxkernels.typing import AttentionImplementation
 
 NAME = "dot_product_attention"
-# The implementations that jax.nn has too.
-PEERS = ("xla", "cudnn")
+FLAX_NAME = "jaxkernels.flax.dot_product_attention"
+_NAMES = ("query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths")
 Shape: TypeAlias = tuple[Any, ...]
 _HEADS_FIRST = (
     ". For arrays of shape (batch, heads, length, depth) write query.swapaxes(-3, -2), and so for key, "
@@ -31,42 +31,46 @@ def as_array(argument: str, x: Any) -> jax.Array:
     return validate.as_array(NAME, argument, x, nested=True)
 
 
-def as_4d(argument: str, x: Any) -> jax.Array:
-    """`x` as an array of at least four dimensions, with leading ones added."""
-    x = as_array(argument, x)
+def as_operands(*arguments: Any) -> Operands:
+    """The operands as checked 4D arrays, and the lengths as arrays; `arguments` has the order of `_NAMES`.
+
+    Raises jax.nn's classes of errors for arrays whose shapes or dtypes do not fit.
+    """
+    given = dict(zip(_NAMES, arguments, strict=True))
+    needed = {name: _as_4d(as_array(name, given.pop(name))) for name in _NAMES[:3]}
+    others = {name: as_array(name, x) for name, x in given.items() if x is not None}
+    _check_operands(**needed)
+    sides = {name: others[name] for name in ("bias", "mask") if name in others}
+    query, key, value = needed.values()
+    if "mask" in sides:
+        validate.as_mask(NAME, "mask", sides["mask"])
+    try:
+        _check_scores(query.shape, key.shape, sides)
+    except ValueError as error:
+        if _fit_with_heads_first(query.shape, key.shape, sides):
+            raise ValueError(f"{error}{_HEADS_FIRST}") from None
+        raise
+    lengths = [others.get(name) for name in _NAMES[5:]]
+    for name, x in zip(_NAMES[5:], lengths, strict=True):
+        if x is not None and (x.shape != key.shape[:1] or x.dtype != jnp.int32):
+            raise ValueError(
+                f"{NAME}: {name} must be an int32 array of shape ({key.shape[0]},); "
+                f"got {x.dtype} of shape {x.shape}"
+            )
+    sides = {name: _as_4d(x) for name, x in sides.items()}
+    return Operands(query, key, value, sides.get("bias"), sides.get("mask"), *lengths)
+
+
+def _as_4d(x: jax.Array) -> jax.Array:
+    """`x` with leading dimensions added, up to four."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
-
-
-def as_operands(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    mask: Any,
-    query_seq_lengths: Any,
-    key_value_seq_lengths: Any,
-) -> Operands:
-    """The operands as checked 4D arrays, and the lengths as arrays."""
-    others = {
-        "bias": bias,
-        "mask": mask,
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
-    }
-    given = Operands(
-        *(as_4d("query", query), as_4d("key", key), as_4d("value", value)),
-        *(None if x is None else as_array(name, x) for name, x in others.items()),
-    )
-    check_operands(*given)
-    sides = {"bias": given.bias, "mask": given.mask}
-    return given._replace(**{n: as_4d(n, x) for n, x in sides.items() if x is not None})
 
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:
     """Raises ValueError for an unknown `implementation`, or an `empty_rows` that it does not support."""
     validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
     validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
-    if implementation in PEERS:
+    if implementation in ("xla", "cudnn"):
         _check_peer_has(empty_rows, f"implementation={implementation!r}", implementation == "xla")
 
 
@@ -90,16 +94,7 @@ def _check_peer_has(empty_rows: str | None, why: str, has_mean: bool) -> None:
         )
 
 
-def check_operands(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    q_lengths: jax.Array | None,
-    k_lengths: jax.Array | None,
-) -> None:
-    """Raises jax.nn's classes of errors for arrays whose shapes or dtypes do not fit."""
+def _check_operands(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim != 4:
             raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
@@ -114,21 +109,6 @@ def check_operands(
             f"{NAME}: query, key and value must have one dtype; "
             f"got {query.dtype}, {key.dtype} and {value.dtype}"
         )
-    if mask is not None:
-        validate.as_mask(NAME, "mask", mask)
-    sides = {name: x for name, x in (("bias", bias), ("mask", mask)) if x is not None}
-    try:
-        _check_scores(query.shape, key.shape, sides)
-    except ValueError as error:
-        if _fit_with_heads_first(query.shape, key.shape, sides):
-            raise ValueError(f"{error}{_HEADS_FIRST}") from None
-        raise
-    for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
-        if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
-            raise ValueError(
-                f"{NAME}: {name} must be an int32 array of shape ({batch},); "
-                f"got {x.dtype} of shape {x.shape}"
-            )
 
 
 def _check_scores(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> None:
@@ -148,3 +128,47 @@ def _fit_with_heads_first(query: Shape, key: Shape, sides: dict[str, jax.Array])
     except ValueError:
         return False
     return True
+
+
+def check_flax_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value: Any) -> None:
+    """Raises Flax's errors for hooks that exclude each other."""
+    if (qk is None) != (weights_value is None):
+        raise ValueError(
+            f"{FLAX_NAME}: qk_attn_weights_einsum and attn_weights_value_einsum must be given together"
+        )
+    if qk is not None and (precision is not None or einsum_dot_general is not None):
+        raise ValueError(
+            f"{FLAX_NAME}: precision or einsum_dot_general, and qk_attn_weights_einsum or "
+            "attn_weights_value_einsum, exclude each other"
+        )
+
+
+def check_flax_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    """Raises for shapes that do not fit each other, and for a dtype without kernels."""
+    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
+        raise ValueError(
+            f"{FLAX_NAME}: query, key and value must have one rank of at least 3; {shapes}"
+        )
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"{FLAX_NAME}: batch dimensions must be equal; {shapes}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"{FLAX_NAME}: query and key must have one depth; {shapes}")
+    if key.shape[-3:-1] != value.shape[-3:-1]:
+        raise ValueError(
+            f"{FLAX_NAME}: key and value must have one length and number of heads; {shapes}"
+        )
+    heads.check_groups(FLAX_NAME, query.shape[-2], key.shape[-2])
+    if query.dtype.name not in validate.DTYPES:
+        raise TypeError(
+            f"{FLAX_NAME}: kernels exist for {', '.join(validate.DTYPES)}; got {query.dtype}"
+        )
+
+
+def check_equal_heads(query: jax.Array, key: jax.Array) -> None:
+    """Raises for heads that share keys, which the einsum hooks do not support."""
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{FLAX_NAME}: the einsum hooks need as many key heads as query heads; "
+            f"got {key.shape[-2]} and {query.shape[-2]}"
+        )

@@ -1,123 +1,48 @@
-"""Chooses the implementation of attention for calls that name none: cuDNN or ours.
+"""Chooses the implementation of attention: cuDNN or ours.
 
-`why_not_cudnn` first excludes calls that cuDNN cannot serve as documented. The first rule of the table
-that holds then names the faster implementation. To tune the table, run
-`python -m jaxkernels.bench attention --drawn 60 --seed 1`, and use another seed for published figures.
+`why_not_cudnn` excludes the calls that cuDNN cannot serve as documented, and `_is_faster_in_cudnn` those
+for which it is slower. To tune the latter, run `python -m jaxkernels.bench attention --drawn 60 --seed 1`,
+and use another seed for published figures.
 
-Owns: the table. Must not know: primitives, or how a program is made.
+Owns: every rule of the choice. Must not know: primitives, or how a program is made.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+import numbers
 from typing import Any, NamedTuple
 
-from jaxkernels._attention.problem import Operands
+from jaxkernels._attention import cudnn
+from jaxkernels._attention.problem import MOVING, Call, Operands
+from jaxkernels._core import compat, devices
 from jaxkernels._rows.masked_kernels import Band
-from jaxkernels.typing import AttentionImplementation
+from jaxkernels.typing import Device, DeviceName
 
 
 class Machine(NamedTuple):
-    """The properties of a machine that decide the choice.
+    """The properties of a machine that decide the choice."""
 
-    Attributes:
-        device: the name of the GPU, as in plans.
-        capability: the compute capability, 90 for 9.0.
-        cudnn: the version of cuDNN, 91002 for 9.10.2; None without cuDNN.
-    """
-
-    device: str
-    capability: int
-    cudnn: int | None
+    device: str  # the name of the GPU, as in plans
+    capability: int  # the compute capability, 90 for 9.0
+    cudnn: int | None  # the version of cuDNN, 91002 for 9.10.2; None without cuDNN
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """The properties of a call that decide the choice.
+    """The properties of a call that decide the choice."""
 
-    Attributes:
-        shape: (B, T, S, N, K, H), as in `dot_product_attention`. Symbolic dimensions (jax.export) are
-            not integers.
-        dtype: the dtype of q, k and v.
-        bias: the dtype of the bias, or None.
-        has_mask: whether there is a mask.
-        has_lengths: whether there are lengths of queries or keys.
-        band: the causal or window band of the scores.
-        scale: factor of the scores; None if it is an array or not positive.
-        is_drop_in: whether cuDNN supports the other options: no residual, and zero for fully masked
-            queries.
-    """
-
-    shape: tuple[Any, ...]
-    dtype: str
-    bias: str | None = None
+    shape: tuple[Any, ...]  # (B, T, S, N, K, H); symbolic dimensions are not integers
+    dtype: str  # of q, k and v
+    bias: str | None = None  # the dtype of the bias
     has_mask: bool = False
-    has_lengths: bool = False
+    has_lengths: bool = False  # of queries or keys
     band: Band = Band(from_end=False)  # noqa: RUF009 (it is frozen)
-    scale: float | None = 1.0
-    is_drop_in: bool = True
+    scale: float | None = 1.0  # None if it is an array or not positive
+    is_drop_in: bool = True  # no residual, and zero for fully masked queries
 
-    @property
-    def scores(self) -> int:
-        """The number of scores over batch and heads."""
-        batch, t, s, heads, _, _ = self.shape
-        return batch * heads * t * s
-
-    @property
-    def blocks(self) -> int:
-        """Thread blocks of cuDNN, by 128 queries forward and 128 keys backward; the smaller number."""
-        batch, t, s, heads, _, _ = self.shape
-        return batch * heads * -(-min(t, s) // _LINES_OF_BLOCK)
-
-
-class Choice(NamedTuple):
-    """The chosen implementation, and the reason."""
-
-    implementation: AttentionImplementation
-    why: str
-
-
-class Rule(NamedTuple):
-    holds: Callable[[Problem], bool]
-    choice: Choice
-
-
-_OURS, _CUDNN = "ffi", "cudnn"
-_LINES_OF_BLOCK = 128
-# Comments in the table give times in ms, cuDNN first, then ours: H200, 2026-11-24, 16-bit dtypes, shapes
-# (B, T x S, N, H), forward only or with gradients "(g)". XLA's own softmax between its products was at most
-# 6 % faster than ours, in those of 23 measured layers that take 0.1 ms or more.
-TABLE = (
-    Rule(
-        # Below 2^24 scores ours takes no longer than cuDNN takes to start.
-        # (1, 1664 x 1664, 2, 128) causal: 0.073, 0.052
-        # (8, 384 x 384, 8, 32): 0.072, 0.052; (g) 0.187, 0.108
-        # (2, 427 x 1280, 31, 40) causal: 0.086, 0.128
-        # (16, 512 x 512, 8, 64) mask: 0.091, 0.172; (g) 0.216, 0.319
-        # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
-        # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
-        # With fewer than 64 blocks, cuDNN leaves most of the GPU idle.
-        # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367
-        # (16, 3520 x 320, 1, 128) bias, 48 blocks: (g) 0.359, 0.240
-        # (4, 2624 x 6784, 2, 64) causal, 168 blocks: 0.067, 0.402
-        # A bias excludes cuDNN: if a whole row of it is near -1e9, cuDNN's log-sums have steps of 64, so
-        # its gradients differ. A float16 mask excludes it too: it subtracts 32768, which scores may exceed.
-        lambda p: (
-            p.scores >= 2**24
-            and p.blocks >= 64
-            and p.bias is None
-            and not (p.has_mask and p.dtype == "float16")
-        ),
-        Choice(_CUDNN, "cuDNN's flash attention keeps no scores in memory"),
-    ),
-    Rule(
-        lambda p: True,
-        Choice(
-            _OURS, "few scores or blocks, a bias, or a float16 mask: our softmax between products"
-        ),
-    ),
-)
 
 TYPES_OF_CUDNN = ("bfloat16", "float16")
 # The minimum cuDNN version of the oldest JAX that we support.
@@ -129,31 +54,112 @@ _HOPPER = 90
 _CUDNN_OF_103 = 91100
 
 
-def choose(problem: Problem, machine: Machine | None) -> Choice:
-    """The implementation that a machine runs for a problem.
+def this_machine() -> Machine | None:
+    """The first CUDA device and its cuDNN; None without a device, or without kernels for it."""
+    return _machine_of(devices.default_device())
 
-    Args:
-        problem: the problem.
-        machine: None without an NVIDIA GPU, or with an unknown one.
+
+@functools.cache  # eager calls ask each time
+def _machine_of(device: DeviceName | Device) -> Machine | None:
+    if isinstance(device, str):
+        return None
+    limits = devices.limits_of(device)
+    return Machine(limits.name, limits.compute_capability, cudnn.version())
+
+
+def flash_call(
+    given: Operands, scale: Any, band: Band, *, is_drop_in: bool, is_pinned: bool = False
+) -> Call | None:
+    """The parameters of the flash attention primitive if cuDNN serves 4D operands; else None.
+
+    `is_drop_in` is that of `Problem`. `is_pinned` means that the user asks for cuDNN, even if it is slower.
     """
-    if problem.dtype not in TYPES_OF_CUDNN:
-        return Choice(_OURS, f"{problem.dtype} products are ours, in full precision")
-    if machine is None:
-        return Choice(_OURS, "the platform has no cuDNN")
-    if not all(isinstance(size, int) for size in problem.shape):
-        return Choice(_OURS, "sizes are not known")
-    if not problem.is_drop_in:
-        return Choice(_OURS, "only ours has what the arguments ask for")
-    why_not = why_not_cudnn(problem, machine)
-    if why_not:
-        return Choice(_OURS, f"cuDNN: {why_not}")
-    return next(rule.choice for rule in TABLE if rule.holds(problem))
+    if given.q.dtype.name not in TYPES_OF_CUDNN:
+        return None
+    is_positive = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
+    factor = float(scale) if is_positive else None
+    (batch, t, heads, depth), (_, s, key_heads, _) = given.q.shape, given.k.shape
+    problem = Problem(
+        (batch, t, s, heads, key_heads, depth),
+        given.q.dtype.name,
+        bias=None if given.bias is None else given.bias.dtype.name,
+        has_mask=given.mask is not None,
+        has_lengths=given.q_lengths is not None or given.k_lengths is not None,
+        band=band,
+        scale=factor,
+        is_drop_in=is_drop_in,
+    )
+    why_not = (why_not_cudnn if is_pinned else why_ours)(problem, this_machine())
+    if factor is None or why_not or not _is_split_by_rows(given):
+        return None
+    return Call(given.names(), factor, band, is_pinned=is_pinned)
 
 
-def why_not_cudnn(problem: Problem, machine: Machine) -> str:
+def _is_split_by_rows(given: Operands) -> bool:
+    """Whether explicit shardings use only batch and heads, and agree between all operands."""
+    specs = {name: compat.explicit_spec(getattr(given, name)) for name in given.names()}
+    batch, _, heads, _ = specs["q"]
+    for name, spec in specs.items():
+        if name in MOVING:
+            fits = tuple(spec) == (batch, None, heads, None)
+        elif name in ("bias", "mask"):
+            fits = spec[0] in (batch, None) and spec[1] in (heads, None) and not any(spec[2:])
+        else:
+            fits = spec[0] in (batch, None)
+        if not fits:
+            return False
+    return True
+
+
+def why_ours(problem: Problem, machine: Machine | None) -> str:
+    """The reason why ours runs for a call that names no implementation; empty if cuDNN does.
+
+    `machine` is None without a known NVIDIA GPU.
+    """
+    why = why_not_cudnn(problem, machine)
+    if not why and not _is_faster_in_cudnn(problem):
+        why = "few scores or blocks, a bias, or a float16 mask: our softmax between products"
+    return why
+
+
+def _is_faster_in_cudnn(problem: Problem) -> bool:
+    """Whether cuDNN is faster, and as right, for a call that it serves.
+
+    Times in ms, cuDNN first, then ours: H200, 2026-11-24, 16-bit dtypes, shapes (B, T x S, N, H), forward
+    only or with gradients "(g)". XLA's own softmax between its products was at most 6 % faster than ours,
+    in those of 23 measured layers that take 0.1 ms or more.
+    """
+    # Below 2^24 scores ours takes no longer than cuDNN takes to start.
+    # (1, 1664 x 1664, 2, 128) causal: 0.073, 0.052
+    # (8, 384 x 384, 8, 32): 0.072, 0.052; (g) 0.187, 0.108
+    # (2, 427 x 1280, 31, 40) causal: 0.086, 0.128
+    # (16, 512 x 512, 8, 64) mask: 0.091, 0.172; (g) 0.216, 0.319
+    # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
+    # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
+    batch, t, s, heads, _, _ = problem.shape
+    is_large = batch * heads * t * s >= 2**24
+    # With fewer than 64 blocks, cuDNN leaves most of the GPU idle. It has one block per 128 queries
+    # forward, and per 128 keys backward.
+    # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367
+    # (16, 3520 x 320, 1, 128) bias, 48 blocks: (g) 0.359, 0.240
+    # (4, 2624 x 6784, 2, 64) causal, 168 blocks: 0.067, 0.402
+    fills_gpu = batch * heads * -(-min(t, s) // 128) >= 64
+    # A bias excludes cuDNN: if a whole row of it is near -1e9, cuDNN's log-sums have steps of 64, so its
+    # gradients differ. A float16 mask excludes it too: it subtracts 32768, which scores may exceed.
+    is_exact = problem.bias is None and not (problem.has_mask and problem.dtype == "float16")
+    return is_large and fills_gpu and is_exact
+
+
+def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
     """The reason why cuDNN cannot serve a problem as documented; empty if it can."""
+    if problem.dtype not in TYPES_OF_CUDNN:
+        return f"{problem.dtype} products are ours, in full precision"
+    if machine is None:
+        return "the platform has no cuDNN"
     if not all(isinstance(size, int) for size in problem.shape):
         return "sizes are not known"
+    if not problem.is_drop_in:
+        return "only ours has what the arguments ask for"
     batch, t, s, heads, _, depth = problem.shape
     deepest = 256 if machine.capability >= _HOPPER else 128
     has_sides = problem.has_mask or problem.bias is not None
@@ -167,7 +173,6 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
             machine.capability == 103 and (machine.cudnn or 0) < _CUDNN_OF_103,
             f"such a GPU needs {_CUDNN_OF_103}",
         ),
-        (problem.dtype not in TYPES_OF_CUDNN, f"it has no {problem.dtype}"),
         (0 in problem.shape, "there is nothing to compute"),
         (t == s == 1, "it has no rows of one key for one query"),
         (max(batch, heads) > MOST_BLOCKS, f"it takes up to {MOST_BLOCKS} members and heads"),
@@ -190,18 +195,4 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
             "a query might see no key, of which it makes NaN",
         ),
     )
-    return next((why for refused, why in reasons if refused), "")
-
-
-def problem_of(given: Operands, band: Band, **others: Any) -> Problem:
-    """The problem of operands, which may be arrays or abstract values."""
-    (batch, t, heads, depth), (_, s, key_heads, _) = given.q.shape, given.k.shape
-    return Problem(
-        (batch, t, s, heads, key_heads, depth),
-        given.q.dtype.name,
-        bias=None if given.bias is None else given.bias.dtype.name,
-        has_mask=given.mask is not None,
-        has_lengths=given.q_lengths is not None or given.k_lengths is not None,
-        band=band,
-        **others,
-    )
+    return next((f"cuDNN: {why}" for refused, why in reasons if refused), "")

@@ -1,11 +1,11 @@
-"""Attention as primitives that cuDNN's flash attention can serve, and their derivatives.
+"""Attention as primitives that cuDNN computes on CUDA, and the plain form, with the scores, elsewhere.
 
 The JVP of `attention` is the linear primitive `tangent`, whose transpose is `backward`. Reverse mode
 saves the operands, y and the log-sum-exp of each row, never the scores. For the gradient of a bias, and
 for second and higher derivatives, JAX differentiates the plain form, which stores the scores.
 
-Owns: the transformation rules. Must not know: what users may pass, how an operation is computed
-(`flash_forms`), or where (`flash_lowering`).
+Owns: the transformation rules and lowerings. Must not know: what users may pass, or how an operation is
+computed (`plain`, `cudnn`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
-from jaxkernels._attention import flash_forms, flash_lowering
+from jaxkernels._attention import choice, cudnn, flash_partitioning, plain
+from jaxkernels._attention.flash_partitioning import Form
 from jaxkernels._attention.problem import MOVING, Call, Operands, present
-from jaxkernels._core import compat, partitioned_calls, sharding
+from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._rows import derivatives
 
 attention_p = Primitive("jaxkernels_flash_attention")
@@ -31,12 +32,7 @@ backward_p = Primitive("jaxkernels_flash_attention_backward")
 
 
 def attention(given: Operands, call: Call) -> jax.Array:
-    """The result of attention, of shape (B, T, N, H).
-
-    Args:
-        given: the operands; q, k and v are bfloat16 or float16.
-        call: the static parameters.
-    """
+    """The result of attention, of shape (B, T, N, H), for bfloat16 or float16 operands."""
     return attention_p.bind(*sharding.equalize_varying(present(given)), call=call)[0]
 
 
@@ -58,7 +54,7 @@ def _like_first(count: int) -> Callable[..., list[Any]]:
 def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     dots = dict(zip(call.names, tangents, strict=True))
     if "bias" in dots and type(dots["bias"]) is not ad.Zero:
-        form = functools.partial(flash_forms.FORWARD.plain, call)
+        form = functools.partial(plain.forward, call)
         return derivatives.jvp_of(form, primals, tangents)
     moving = tuple(name for name in MOVING if type(dots[name]) is not ad.Zero)
     keeping = dataclasses.replace(call, keeps_sums=True)
@@ -73,7 +69,7 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
 
 
 def _jvp_by_plain_form(
-    primitive: Primitive, form: flash_forms.Form, primals: Any, tangents: Any, *, call: Call
+    primitive: Primitive, form: Form, primals: Any, tangents: Any, *, call: Call
 ) -> Any:
     """JVP by the plain form, in all operands except y and the log-sums, which are recomputed."""
     whole = functools.partial(form, call)
@@ -103,7 +99,7 @@ def _backward_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any
 
 def _batch(
     primitive: Primitive,
-    form: flash_forms.Form,
+    form: Form,
     axis_data: Any,
     operands: Sequence[Any],
     dims: Sequence[Any],
@@ -135,19 +131,69 @@ def _batch(
     return unfolded, [0] * len(unfolded)
 
 
-def _define(primitive: Primitive, abstract_eval: Any, form: flash_forms.Form) -> None:
+def _define(primitive: Primitive, abstract_eval: Any, form: Form) -> None:
     primitive.multiple_results = True
     compat.define(primitive, abstract_eval, functools.partial(_batch, primitive, form))
     partitioned_calls.needs_devices_for_lowering(primitive)
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 
-_define(attention_p, _attention_abstract_eval, flash_forms.FORWARD.plain)
-_define(tangent_p, _like_first(1), flash_forms.tangent)
-_define(backward_p, _like_first(3), flash_forms.BACKWARD.plain)
+def _lower_form(form: Form, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
+    lower = mlir.lower_fun(lambda *values: form(call, values), multiple_results=True)
+    return lower(ctx, *operands)
+
+
+def _lower_plain(form: Form, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
+    if call.is_pinned:
+        platforms = ", ".join(map(repr, compat.lowering_platforms(ctx)))
+        raise NotImplementedError(
+            f'dot_product_attention: implementation="cudnn" runs on CUDA devices, not on {platforms}'
+        )
+    return _lower_form(form, ctx, *operands, call=call)
+
+
+def _lower_cuda(
+    name: str,
+    form: Form,
+    cudnn_form: Form,
+    results: tuple[str, ...],
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    call: Call,
+) -> Any:
+    """Lowers to cuDNN on one device, or on each device's shards.
+
+    If no callback can partition the call, as in an exported program, every device would compute on whole
+    arrays. The call then uses the plain form, unless the user asked for cuDNN.
+    """
+    # The batch is checked again, because vmap may have enlarged it, and jax.export may make it symbolic.
+    avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
+    batch = avals[0].shape[0]
+    is_split = partitioned_calls.partitions_custom_calls(ctx)
+    runs = is_split or call.is_pinned or partitioned_calls.runs_on_its_own(ctx)
+    if not (runs and isinstance(batch, int) and 0 < batch <= choice.MOST_BLOCKS):
+        return _lower_form(form, ctx, *operands, call=call)
+    ctx = compat.without_types_of_shardings(ctx)
+    if not is_split:
+        return _lower_form(cudnn_form, ctx, *operands, call=call)
+    names = results[: len(ctx.avals_out)]  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [aval.shape for aval in avals]
+    function = flash_partitioning.partitioned(call, cudnn_form, shapes, names)
+    key = f"{name} {call} {registry.fingerprint()}"
+    return partitioned_calls.lower_partitioned(function, ctx, operands, key, several=True)
+
+
+_define(attention_p, _attention_abstract_eval, plain.forward)
+_define(tangent_p, _like_first(1), plain.tangent)
+_define(backward_p, _like_first(3), plain.backward)
 ad.primitive_jvps[attention_p] = _attention_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
-flash_lowering.define(attention_p, flash_forms.FORWARD)
-flash_lowering.define(backward_p, flash_forms.BACKWARD)
-mlir.register_lowering(tangent_p, functools.partial(flash_lowering.lower_form, flash_forms.tangent))
+mlir.register_lowering(tangent_p, functools.partial(_lower_form, plain.tangent))
+for _primitive, _form, _cudnn_form, _results in (
+    (attention_p, plain.forward, cudnn.forward, ("y", "sums")),
+    (backward_p, plain.backward, cudnn.backward, MOVING),
+):
+    mlir.register_lowering(_primitive, functools.partial(_lower_plain, _form))
+    _rule = functools.partial(_lower_cuda, _primitive.name, _form, _cudnn_form, _results)
+    mlir.register_lowering(_primitive, _rule, platform="cuda")

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from jaxkernels._attention.flash_forms import Form
 from jaxkernels._attention.problem import Call, present
 from jaxkernels._core import partitioned_calls
 
@@ -31,20 +30,15 @@ _DIMS = {
     "sums": ("batch", "heads", "queries"),
 }
 
+# An operation, as a function of a call and its operands.
+Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
 _Axes = tuple[str, ...]
 
 
 def partitioned(
     call: Call, form: Form, shapes: Sequence[tuple[int, ...]], results: Sequence[str]
 ) -> Callable[..., Any]:
-    """A `custom_partitioning` function for an operation.
-
-    Args:
-        call: the call to partition.
-        form: the operation on one device.
-        shapes: the shapes of the operands.
-        results: names of the results.
-    """
+    """A `custom_partitioning` function for an operation with these operands' shapes and results' names."""
     names = (*call.names, *("sums", "y", "dy")[: len(shapes) - len(call.names)])
     key_heads = shapes[1][2]
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._attention import cpu_products
-from jaxkernels._attention.wide_dot import wide_dot
+from jaxkernels._attention import bfloat16_products as products
 from jaxkernels._core import validate
 from jaxkernels._sgemm import contraction
 
@@ -26,13 +25,9 @@ Dot = Callable[..., jax.Array]
 
 
 def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
-    """The product for operands of one dtype.
+    """The product for operands of one dtype; `wide` gives float32 for 16-bit and integer operands.
 
-    Args:
-        dtype: the dtype of both operands.
-        precision: with None this package multiplies float32 operands in true float32; any other value
-            selects XLA's product with this precision.
-        wide: 16-bit and integer operands give a float32 result.
+    Without a precision this package multiplies float32 operands in true float32; with one XLA does.
     """
     name = jnp.dtype(dtype).name
     if wide and jnp.issubdtype(dtype, jnp.integer):
@@ -40,7 +35,7 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
     if name == "float32" and precision is None:
         return contraction.batched_dot_general
     if name == "bfloat16" and precision is None:
-        return _DotOfBfloat16(wide)
+        return _Bfloat16Dot(jnp.float32 if wide else jnp.bfloat16)
     if not wide or name not in ("bfloat16", "float16"):
         return functools.partial(lax.dot_general, precision=precision)
     return functools.partial(
@@ -48,24 +43,15 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
     )
 
 
-class _DotOfBfloat16(NamedTuple):
+class _Bfloat16Dot(NamedTuple):
     """The product of bfloat16 operands without a user's precision."""
 
-    wide: bool
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the result."""
-        return jnp.float32 if self.wide else jnp.bfloat16
+    dtype: Any  # of the result
 
     def __call__(self, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
         """The product."""
-        return (wide_dot if self.wide else lax.dot_general)(lhs, rhs, numbers)
-
-
-def _is_of_cpu(dot: Dot, *operands: jax.Array) -> TypeGuard[_DotOfBfloat16]:
-    """Whether `cpu_products` should compute the product; only for equal numbers of heads."""
-    return isinstance(dot, _DotOfBfloat16) and cpu_products.are_likely(*operands)
+        is_wide = self.dtype == jnp.float32
+        return (products.wide_dot if is_wide else lax.dot_general)(lhs, rhs, numbers)
 
 
 def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
@@ -76,49 +62,32 @@ def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
 
 
 def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:
-    """The product of queries and keys.
+    """The product (..., heads, q, k) of queries (..., q, heads, depth) and keys (..., k, key_heads, depth).
 
-    Args:
-        query: array of shape (..., q, heads, depth).
-        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads, and each key
-            head serves heads / key_heads neighbouring query heads.
-        dot: the product.
-
-    Returns:
-        Array of shape (..., heads, q, k). Shared keys are not copied.
+    Each key head serves heads / key_heads neighbouring query heads. Shared keys are not copied.
     """
     heads, key_heads = query.shape[-2], key.shape[-2]
-    if heads == key_heads and _is_of_cpu(dot, query, key):
-        return cpu_products.product("W", query, key, dot.dtype)
+    if heads == key_heads and isinstance(dot, _Bfloat16Dot) and products.are_likely(query, key):
+        return products.product("W", query, key, dot.dtype)
     q_rows, k_rows = _heads_first(query), _heads_first(key)
-    if heads == key_heads:
-        return dot(q_rows, k_rows, _batched(k_rows.ndim - 2, q_rows.ndim - 1, k_rows.ndim - 1))
     grouped = _grouped(q_rows, key_heads)
     product = dot(grouped, k_rows, _batched(k_rows.ndim - 2, grouped.ndim - 1, k_rows.ndim - 1))
-    return _ungrouped(product)
+    return _ungrouped(product, query.ndim)
 
 
 def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array:
-    """The sums of the values, weighted by the softmax of the scores.
+    """The sums (..., q, heads, depth) of values (..., k, value_heads, depth), weighted (..., heads, q, k).
 
-    Args:
-        weights: array of shape (..., heads, q, k).
-        value: array of shape (..., k, value_heads, depth), with heads shared as for the keys.
-        dot: the product.
-
-    Returns:
-        Array of shape (..., q, heads, depth).
+    Heads are shared as for the keys.
     """
     heads, value_heads = weights.shape[-3], value.shape[-2]
-    if heads == value_heads and _is_of_cpu(dot, weights, value):
-        return cpu_products.product("X", weights, value, dot.dtype)
+    is_bfloat16 = isinstance(dot, _Bfloat16Dot)
+    if heads == value_heads and is_bfloat16 and products.are_likely(weights, value):
+        return products.product("X", weights, value, dot.dtype)
     v_rows = _heads_first(value)
-    if heads == value_heads:
-        numbers = _batched(v_rows.ndim - 2, weights.ndim - 1, v_rows.ndim - 2)
-        return _heads_first(dot(weights, v_rows, numbers))
     grouped = _grouped(weights, value_heads)
     numbers = _batched(v_rows.ndim - 2, grouped.ndim - 1, v_rows.ndim - 2)
-    return _heads_first(_ungrouped(dot(grouped, v_rows, numbers)))
+    return _heads_first(_ungrouped(dot(grouped, v_rows, numbers), weights.ndim))
 
 
 def default_scale(depth: int) -> float:
@@ -168,12 +137,16 @@ def _heads_first(x: jax.Array) -> jax.Array:
 
 
 def _grouped(x: jax.Array, groups: int) -> jax.Array:
-    """(..., heads, rows, cols) to (..., groups, heads / groups, rows, cols)."""
+    """(..., heads, rows, cols) to (..., groups, heads / groups, rows, cols), if these are fewer groups."""
     *batch, heads, rows, cols = x.shape
+    if heads == groups:
+        return x
     return x.reshape(*batch, groups, heads // groups, rows, cols)
 
 
-def _ungrouped(x: jax.Array) -> jax.Array:
+def _ungrouped(x: jax.Array, rank: int) -> jax.Array:
+    if x.ndim == rank:
+        return x
     *batch, groups, members, rows, cols = x.shape
     return x.reshape(*batch, groups * members, rows, cols)
 

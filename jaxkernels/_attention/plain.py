@@ -1,10 +1,17 @@
 """Attention as two products around this package's softmax, with the scores in memory.
 
+`forward`, `tangent` and `backward` are the operations of flash attention in this form. They have the
+operands and results of those in `cudnn`, so one form can run forward and the other backward.
+
 Owns: the conversion of masks, lengths and bands for the row operation. Must not know: what users may
 pass, layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +19,7 @@ from jax import lax
 
 from jaxkernels._attention import heads, unit_sums
 from jaxkernels._attention.checks import NAME
-from jaxkernels._attention.problem import Operands
+from jaxkernels._attention.problem import HIDDEN, MOVING, Call, Operands
 from jaxkernels._rows import masked, masked_kernels, reference
 from jaxkernels.typing import EmptyRows, Implementation
 
@@ -30,17 +37,10 @@ def attention(
     floor: float | None = None,
     known: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The result of shape (B, T, N, H), and the log-sum-exp of each row.
+    """The result of shape (B, T, N, H), and the log-sum-exps of the rows, (B, N, T), without a gradient.
 
-    Args:
-        given: the operands.
-        scale: factor of the scores.
-        band: the causal or window band of the scores.
-        empty_rows: the result for a fully masked query.
-        implementation: as for `masked.apply`.
-        floor: the value of masked scores in the log-sum-exps, which have the shape (B, N, T) and no
-            gradient; None returns no log-sum-exps.
-        known: None, or the result, if it is already known and only derivatives are needed.
+    `floor` is the value of masked scores in the log-sum-exps; with None there are none. `known` is the
+    result, if only derivatives are needed.
     """
     q, k, v = given.q, given.k, given.v
     scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
@@ -83,6 +83,46 @@ def _log_sum_exp(
     if not band.is_open:
         seen = both(seen, reference.band(x.shape, **band.attributes()))
     return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
+
+
+def forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The result and, with `call.keeps_sums`, the log-sum-exps, float32 of shape (B, N, T)."""
+    given = call.operands(operands)
+    form = functools.partial(attention, given, call.scale, call.band)
+    if not call.keeps_sums:
+        return [form()[0]]
+    hidden = HIDDEN[given.q.dtype.name]
+    y, sums = form(floor=-jnp.inf)
+    assert sums is not None
+    # cuDNN's backward pass computes exp(score - sum). The large value makes it 0 in fully masked rows.
+    return [y, jnp.where(sums > hidden, sums, -hidden)]
+
+
+def tangent(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The tangent of y; operands: those of the call, the log-sum-exps, y, tangents of `call.moving`."""
+    y, *dots = operands[len(call.names) + 1 :]
+    of, primals = _known(call, operands, y)
+    return [jax.jvp(of, primals, dots)[1]]
+
+
+def backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The cotangents of q, k and v; operands: those of the call, the log-sum-exps, y and dy."""
+    *_, y, dy = operands
+    of, primals = _known(dataclasses.replace(call, moving=MOVING), operands, y)
+    return list(jax.vjp(of, *primals)[1](dy))
+
+
+def _known(
+    call: Call, operands: Sequence[jax.Array], y: jax.Array
+) -> tuple[Callable[..., jax.Array], list[jax.Array]]:
+    """The attention with the known result y, as a function of `call.moving`, and these operands."""
+    given = call.operands(operands)
+
+    def of(*moving: jax.Array) -> jax.Array:
+        moved = given._replace(**dict(zip(call.moving, moving, strict=True)))
+        return attention(moved, call.scale, call.band, known=y)[0]
+
+    return of, [getattr(given, name) for name in call.moving]
 
 
 def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:

@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from jaxkernels._attention import choice, cudnn, heads
-from jaxkernels._attention.problem import Operands
 from jaxkernels._core import devices, validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import AttentionImplementation, Device, DeviceName, Dtype, EmptyRows
@@ -96,44 +95,42 @@ def plan_attention(
             negative.
 
     References:
-        The table and its measurements: jaxkernels/_attention/choice.py.
+        The rules and their measurements: jaxkernels/_attention/choice.py.
     """
     validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
-    validate.row_dtype(_NAME, dtype)
-    q, k = _type("query_shape", query_shape, dtype), _type("key_shape", key_shape, dtype)
-    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+    name = validate.row_dtype(_NAME, dtype)
+    q, k = _shape("query_shape", query_shape), _shape("key_shape", key_shape)
+    if (q[0], q[3]) != (k[0], k[3]):
         raise ValueError(
-            f"query_shape and key_shape must have one batch size and depth; got {q.shape}, {k.shape}"
+            f"query_shape and key_shape must have one batch size and depth; got {q}, {k}"
         )
-    heads.check_groups(_NAME, q.shape[2], k.shape[2])
-    given = Operands(
-        *(q, k, k),
-        bias=None if bias is None else jax.ShapeDtypeStruct((1, 1, 1, 1), bias),
-        mask=mask or None,
-        q_lengths=lengths or None,
-    )
-    problem = choice.problem_of(
-        given,
-        masked_kernels.band_of(is_causal, local_window_size, from_end=False),
+    heads.check_groups(_NAME, q[2], k[2])
+    problem = choice.Problem(
+        (*q[:2], k[1], q[2], *k[2:]),
+        name,
+        bias=None if bias is None else jnp.dtype(bias).name,
+        has_mask=bool(mask),
+        has_lengths=bool(lengths),
+        band=masked_kernels.band_of(is_causal, local_window_size, from_end=False),
         is_drop_in=not return_residual and empty_rows != "mean",
     )
     limits = devices.limits_of(device)
     version = cudnn.version() if cudnn_version is None else cudnn_version
     version = choice.LEAST_CUDNN if version is None else version
     machine = choice.Machine(limits.name, limits.compute_capability, version or None)
-    chosen = choice.choose(problem, machine)
-    on_cudnn = chosen.implementation == "cudnn"
+    why = choice.why_ours(problem, machine)
     return AttentionPlan(
-        *(chosen.implementation, chosen.why),
-        keeps_scores=not on_cudnn,
-        is_repeatable=not on_cudnn,
+        implementation="ffi" if why else "cudnn",
+        why=why or "cuDNN's flash attention keeps no scores in memory",
+        keeps_scores=bool(why),
+        is_repeatable=bool(why),
         device=limits.name,
         cudnn_version=version,
     )
 
 
-def _type(argument: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+def _shape(argument: str, shape: Any) -> tuple[int, ...]:
     shape = validate.as_shape(_NAME, argument, shape)
     if len(shape) not in (3, 4) or any(size < 0 for size in shape):
         raise ValueError(f"{argument} must be 3 or 4 sizes; got {shape}")
-    return jax.ShapeDtypeStruct((*(1,) * (4 - len(shape)), *shape), dtype)
+    return (*(1,) * (4 - len(shape)), *shape)

@@ -18,22 +18,16 @@ Owns: this derivative. Must not know: what users may pass, or how weights are co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._attention import heads
-from jaxkernels._core import compat, sharding
 
-# unit_sums_p(result, weights, value, known) returns `result`. Its tangent is that of `result`, which does
-# not depend on the weights, plus dw value - known sum(dw) for the tangent dw of the weights. `known`
-# equals `result`.
-unit_sums_p = Primitive("jaxkernels_unit_sums")
 # Columns appended to the value: a one, which sums each row of the weights' tangent, and zeros. Eight keep
 # the depth a multiple of 8, because products of other depths are slower.
 _COLUMNS = 8
@@ -44,28 +38,31 @@ def weighted_values(
 ) -> jax.Array:
     """`heads.weighted_values` with the corrected derivative; weights may be narrower than the values.
 
-    Args:
-        weights: the result of a softmax.
-        value: as for `heads.weighted_values`.
-        dot: the product.
-        known: None, or the result, if it is already known and only derivatives are needed.
+    `known` is the result, if only derivatives are needed.
     """
     if weights.dtype != jnp.bfloat16 or value.dtype != jnp.bfloat16:
         return heads.weighted_values(weights.astype(value.dtype), value, dot)
     result = heads.weighted_values(lax.stop_gradient(weights), value, dot)
-    operands = [result, weights, value, result if known is None else known]
-    return unit_sums_p.bind(*sharding.equalize_varying(operands), dot=dot)
+    return _unit_sums(result, weights, value, result if known is None else known, dot)
 
 
-def _first(*operands: Any, dot: heads.Dot) -> Any:
-    del dot
-    return operands[0]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _unit_sums(
+    result: jax.Array, weights: jax.Array, value: jax.Array, known: jax.Array, dot: heads.Dot
+) -> jax.Array:
+    """Returns `result`, which does not depend on the weights; `known` equals it.
+
+    The tangent is that of `result`, plus dw value - known sum(dw) for the tangent dw of the weights.
+    """
+    del weights, value, known, dot
+    return result
 
 
-def _jvp(primals: Any, tangents: Any, *, dot: heads.Dot) -> tuple[jax.Array, Any]:
+@functools.partial(_unit_sums.defjvp, symbolic_zeros=True)
+def _jvp(dot: heads.Dot, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     (_, _, value, known), (found, weights_dot, *_) = primals, tangents
-    result = unit_sums_p.bind(*primals, dot=dot)
-    if type(weights_dot) is ad.Zero:
+    result = _unit_sums(*primals, dot)
+    if isinstance(weights_dot, SymbolicZero):
         return result, found
     depth = value.shape[-1]
     columns = jnp.sum(jnp.zeros_like(value), axis=-1, keepdims=True)  # keeps the sharding of value
@@ -76,22 +73,4 @@ def _jvp(primals: Any, tangents: Any, *, dot: heads.Dot) -> tuple[jax.Array, Any
         heads.weighted_values(weights_dot, more, dot), [depth, depth + 1], axis=-1
     )
     moved = moved - known * excess
-    return result, moved if type(found) is ad.Zero else found + moved
-
-
-def _batch(
-    axis_data: Any, operands: Sequence[jax.Array], dims: Sequence[Any], **params: Any
-) -> tuple[jax.Array, int | None]:
-    if all(dim is None for dim in dims):
-        return unit_sums_p.bind(*operands, **params), None
-    pairs = zip(operands, dims, strict=True)
-    moved = [compat.batch_at_front(axis_data, x, dim) for x, dim in pairs]
-    return unit_sums_p.bind(*moved, **params), 0
-
-
-unit_sums_p.def_impl(_first)
-unit_sums_p.def_abstract_eval(_first)
-ad.primitive_jvps[unit_sums_p] = _jvp
-batching.fancy_primitive_batchers[unit_sums_p] = _batch
-mlir.register_lowering(unit_sums_p, mlir.lower_fun(_first, multiple_results=False))
-compat.register_nan_check(unit_sums_p)
+    return result, moved if isinstance(found, SymbolicZero) else found + moved

@@ -38,9 +38,11 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     An exported program cannot hold a Python callback, and the older partitioner (GSPMD) needs another
     rule. Both split the call by its attributes instead (`batch_partitioning_attributes`).
     """
-    context = _axis_context(ctx)
+    module = ctx.module_context
+    context = module.axis_context
     return bool(
         jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
+        and not module.lowering_parameters.for_export
         and isinstance(context, mlir.ShardingContext)
         and context.num_devices > 1
         and context.device_assignment is not None
@@ -49,12 +51,7 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
 
 def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether no partitioner splits the call: one device, or inside a shard_map over all mesh axes."""
-    context = _axis_context(ctx)
-    if isinstance(context, mlir.ShardingContext):
-        return context.num_devices == 1
-    return isinstance(context, sharding_impls.SPMDAxisContext) and (
-        context.manual_axes == frozenset(context.mesh.axis_names)
-    )
+    return not ctx.module_context.lowering_parameters.for_export and not may_be_split(ctx)
 
 
 def may_be_split(ctx: mlir.LoweringRuleContext) -> bool:
@@ -63,12 +60,6 @@ def may_be_split(ctx: mlir.LoweringRuleContext) -> bool:
     if isinstance(context, sharding_impls.SPMDAxisContext):
         return context.manual_axes != frozenset(context.mesh.axis_names)
     return not isinstance(context, mlir.ShardingContext) or context.num_devices > 1
-
-
-def _axis_context(ctx: mlir.LoweringRuleContext) -> Any:
-    """The devices and axes of the program; None if it is exported, to be called on any devices."""
-    module = ctx.module_context
-    return None if module.lowering_parameters.for_export else module.axis_context
 
 
 def needs_devices_for_lowering(primitive: Primitive) -> None:

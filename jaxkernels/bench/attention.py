@@ -10,7 +10,7 @@
   one, and by cuDNN's fused kernel.
 * With ``--drawn N``, instead of these: 16-bit layers of random sizes. Is the default the fastest choice? A seed
   draws the batch, query heads, key heads, lengths (including odd ones), the depth, and a mask or bias. Seed 1 is
-  for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for published figures: nothing is tuned on
+  for tuning the rule of `jaxkernels/_attention/choice.py`. Seed 2 is for published figures: nothing is tuned on
   its sizes. ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders have
   the same program, it is compiled once and timed for each.
 """

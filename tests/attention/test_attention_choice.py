@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxkernels as jk
-from jaxkernels._attention import choice, cudnn, default
+from jaxkernels._attention import choice, cudnn
 from jaxkernels._attention.choice import Machine, Problem
 from jaxkernels._attention.problem import Operands
 from jaxkernels._rows.masked_kernels import Band
@@ -96,7 +96,7 @@ def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
 
 
 def test_machines():
-    assert choice.choose(LARGE, None).implementation == "ffi"
+    assert choice.why_ours(LARGE, None)
     for machine, served in (
         (H200, True),
         (H200._replace(cudnn=None), False),
@@ -104,13 +104,13 @@ def test_machines():
         (Machine("b300", 103, 91002), False),
         (Machine("b300", 103, 91100), True),
     ):
-        assert (choice.choose(LARGE, machine).implementation == "cudnn") == served, machine
+        assert (not choice.why_ours(LARGE, machine)) == served, machine
 
 
 def test_sizes_that_are_not_known():
     (batch,) = jax.export.symbolic_shape("batch")
     problem = dataclasses.replace(LARGE, shape=(batch, *LARGE.shape[1:]))
-    assert choice.choose(problem, H200).implementation == "ffi"
+    assert choice.why_ours(problem, H200)
     assert choice.why_not_cudnn(problem, H200)
 
 
@@ -119,14 +119,14 @@ def test_sizes_that_are_not_known():
 )
 def test_scales(monkeypatch, scale, served):
     flash_cases.take_flash(monkeypatch)
-    monkeypatch.setattr(default, "this_machine", lambda: H200)
+    monkeypatch.setattr(choice, "this_machine", lambda: H200)
     x = jnp.zeros((1, 64, 2, 64), jnp.bfloat16)
-    found = default.path_of(Operands(x, x, x), scale, Band(from_end=False), is_drop_in=True)
-    assert (found.implementation == "cudnn") == (found.call is not None) == served
+    call = choice.flash_call(Operands(x, x, x), scale, Band(from_end=False), is_drop_in=True)
+    assert (call is not None) == served
 
 
 def test_this_machine():
-    assert (default.this_machine() is not None) == (jax.default_backend() == "gpu")
+    assert (choice.this_machine() is not None) == (jax.default_backend() == "gpu")
     assert (cudnn.version() or 90000) >= 90000
 
 
@@ -135,9 +135,3 @@ def test_plans_are_values_that_say_why():
     assert hash(plan()) == hash(plan())
     assert plan() != plan(is_causal=True, cudnn_version=0)
     assert re.search("AttentionPlan.*cudnn.*flash.*h200.*91002", repr(plan()))
-
-
-def test_the_table_decides_everything():
-    """Its last rule holds for all, and is not cuDNN's."""
-    assert choice.TABLE[-1].holds(LARGE)
-    assert choice.TABLE[-1].choice.implementation != "cudnn"

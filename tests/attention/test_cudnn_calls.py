@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import jaxkernels as jk
-from jaxkernels._attention.cudnn import peer
+from jaxkernels._attention import cudnn
 
 B, T, S, N, K, H = 2, 64, 96, 4, 2, 16
 LENGTHS = {
@@ -50,12 +50,12 @@ def calls(attention, direction, dtype, **options):
 def test_the_calls_are_those_of_jax_nn(monkeypatch, case, direction, dtype):
     flash_cases.take_flash(monkeypatch)
     # jax.nn asks for cuDNN's version and the GPU when it is traced.
-    monkeypatch.setattr(peer, "check_cudnn_version", lambda: 91200)
-    monkeypatch.setattr(peer, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(cudnn.peer(), "check_cudnn_version", lambda: 91200)
+    monkeypatch.setattr(cudnn.peer(), "check_compute_capability", lambda capability: True)
     want = calls(jax.nn.dot_product_attention, direction, dtype, **case)
     assert len(want) == (1 if direction == "forward" else 2)
     if "mask" in case and want[-1][-1].count("f16>, tensor<2x1x64") > 1:
         pytest.skip("this JAX asks for the gradient of a mask")
     # Our primitives, not those of jax.nn, make the calls.
-    monkeypatch.setattr(peer, "_dot_product_attention", None)
+    monkeypatch.setattr(cudnn.peer(), "_dot_product_attention", None)
     assert calls(jk.dot_product_attention, direction, dtype, **case) == want

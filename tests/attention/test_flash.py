@@ -14,7 +14,7 @@ from flash_cases import SIZES
 from oracle import storage
 
 import jaxkernels as jk
-from jaxkernels._attention import checks, choice, default, flash_forms
+from jaxkernels._attention import checks, choice, cudnn, plain
 from jaxkernels._attention.problem import present
 from jaxkernels._rows.masked_kernels import band_of
 from jaxkernels.flax import dot_product_attention as flax_attention
@@ -95,15 +95,15 @@ def in_two_forms(forward, backward, q, k, v, dy, **options):
         options.get("is_causal", False), options.get("local_window_size"), from_end=False
     )
     scale = options.get("scale", q.shape[-1] ** -0.5)
-    call = default.path_of(given, scale, band, is_drop_in=True).call
+    call = choice.flash_call(given, scale, band, is_drop_in=True)
     call, arrays = dataclasses.replace(call, keeps_sums=True), present(given)
-    y, sums = getattr(flash_forms.FORWARD, forward)(call, arrays)
-    found = getattr(flash_forms.BACKWARD, backward)(call, [*arrays, sums, y, dy])
+    y, sums = forward.forward(call, arrays)
+    found = backward.backward(call, [*arrays, sums, y, dy])
     return sums, (y, *found)
 
 
 @pytest.mark.parametrize("dtype", flash_cases.DTYPES)
-@pytest.mark.parametrize("forms", [("plain", "cudnn"), ("cudnn", "plain")])
+@pytest.mark.parametrize("forms", [(plain, cudnn), (cudnn, plain)], ids=["plain", "cudnn"])
 def test_either_form_takes_the_residuals_of_the_other(forms, dtype):
     operands = cases.operands(GROUPED, dtype)
     dy = cases.operands(GROUPED, dtype, seed=1)[0]

@@ -56,9 +56,9 @@ def local_shapes(monkeypatch):
     """The shapes of q and k of each call of cuDNN."""
     shapes, call = [], cudnn._call
 
-    def recorded(function, of, given, **others):
+    def recorded(name, of, given, others):
         shapes.append((given.q.shape, given.k.shape))
-        return call(function, of, given, **others)
+        return call(name, of, given, others)
 
     monkeypatch.setattr(cudnn, "_call", recorded)
     return shapes

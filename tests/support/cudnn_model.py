@@ -9,9 +9,10 @@ row behind the length of the queries holds whatever was there, forward.
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jaxkernels._attention.cudnn import peer
-from jaxkernels._attention.flash_forms import HIDDEN
+from jaxkernels._attention import cudnn
+from jaxkernels._attention.problem import HIDDEN
 
+peer = cudnn.peer()
 GARBAGE = 777.0
 
 

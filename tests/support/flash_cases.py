@@ -11,7 +11,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from oracle import storage
 
-from jaxkernels._attention import choice, default, flash
+from jaxkernels._attention import choice, flash
 
 H200 = choice.Machine("h200", 90, 91002)
 DTYPES = ("bfloat16", "float16")
@@ -27,11 +27,10 @@ SIZES = {
 
 
 def take_flash(monkeypatch):
-    """Lets the table choose cuDNN wherever it serves."""
-    always = choice.Rule(lambda p: True, choice.Choice("cudnn", "tests ask for it"))
-    monkeypatch.setattr(choice, "TABLE", (always,))
+    """Chooses cuDNN wherever it serves."""
+    monkeypatch.setattr(choice, "_is_faster_in_cudnn", lambda problem: True)
     if jax.default_backend() != "gpu":
-        monkeypatch.setattr(default, "this_machine", lambda: H200)
+        monkeypatch.setattr(choice, "this_machine", lambda: H200)
     rules = mlir._platform_specific_lowerings
     for primitive in (flash.attention_p, flash.backward_p):
         monkeypatch.setitem(rules["cpu"], primitive, rules["cuda"][primitive])

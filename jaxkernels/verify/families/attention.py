@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels._attention import choice, default
+from jaxkernels._attention import choice
 from jaxkernels._rows.masked_kernels import band_of
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import drawn_sizes
@@ -108,9 +108,6 @@ class Attention(Family):
 
 def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
     """Whether cuDNN can compute a problem on this machine."""
-    machine = default.this_machine()
-    if machine is None:
-        return False
     given = options["arguments"]
     window = given.get("local_window_size")
     window = tuple(window) if isinstance(window, list) else window
@@ -123,4 +120,4 @@ def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
         band=band_of(given.get("is_causal", False), window, from_end=False),
         scale=given.get("scale", 1.0),
     )
-    return not choice.why_not_cudnn(asked, machine)
+    return not choice.why_not_cudnn(asked, choice.this_machine())

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
 import jaxkernels.flax
-from jaxkernels._attention import cpu_products
+from jaxkernels._attention import bfloat16_products
 
 EINSUM = {
     "W": "...qhd,...khd->...hqk",
@@ -54,7 +54,7 @@ def times(lacking, dtype="float32"):
 
 
 def _product(lacking, dtype, left, right):
-    return cpu_products.product(lacking, left, right, dtype)
+    return bfloat16_products.product(lacking, left, right, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -123,7 +123,7 @@ def attention(q, k, v):
 
 def count(function, *given):
     text = str(jax.make_jaxpr(function)(*given))
-    return text.count(f"{cpu_products.product_p.name}["), text.count("dot_general[")
+    return text.count(f"{bfloat16_products.product_p.name}["), text.count("dot_general[")
 
 
 @pytest.mark.usefixtures("on_cpu")
