@@ -16,79 +16,58 @@ from jaxkernels._rows import logsumexp, optax_losses, softmax
 
 
 class _Patch:
-    """Module attributes that are replaced while any block is open.
+    """Module attributes that are replaced while any block is open."""
 
-    Attributes:
-        imported: modules that are imported before the first block opens.
-        home: the module that defines the replaced functions.
-        modules: `home`, and the modules that re-export its functions.
-        replacements: our functions, by name.
-    """
+    def __init__(self, *modules: str, imported: str, replacements: dict[str, Callable[..., Any]]):
+        """Takes the module that defines the functions, and those that re-export them.
 
-    def __init__(
-        self,
-        imported: tuple[str, ...],
-        home: str,
-        modules: tuple[str, ...],
-        replacements: dict[str, Callable[..., Any]],
-    ) -> None:
-        self.imported = imported
-        self.home = home
-        self.modules = modules
-        self.replacements = replacements
+        `imported` is a module that is imported before a block opens. `replacements` are ours, by name.
+        """
+        self._modules = modules
+        self._imported = imported
+        self._replacements = replacements
         self._lock = threading.Lock()
         self._open_blocks = 0
-        self._originals: dict[tuple[str, str], Any] = {}
+        self._originals: dict[str, Any] = {}
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """Replaces the attributes; the end of the last block restores them."""
-        self._enter()
+        importlib.import_module(self._imported)
+        with self._lock:
+            if self._open_blocks == 0:
+                home = sys.modules[self._modules[0]]
+                self._originals = {name: getattr(home, name) for name in self._replacements}
+            self._open_blocks += 1
+            self._swap(self._originals, self._replacements)
         try:
             yield
         finally:
-            self._exit()
+            with self._lock:
+                self._open_blocks -= 1
+                if self._open_blocks == 0:
+                    self._swap(self._replacements, self._originals)
 
-    def _enter(self) -> None:
-        for module in self.imported:
-            importlib.import_module(module)
-        with self._lock:
-            if self._open_blocks == 0:
-                own = {name: getattr(sys.modules[self.home], name) for name in self.replacements}
-                for module in self.modules:
-                    for name, original in own.items():
-                        # Attributes that differ from the home's function are users' patches and stay.
-                        if getattr(sys.modules.get(module), name, None) is original:
-                            self._originals[module, name] = original
-            for module, name in self._originals:
-                setattr(sys.modules[module], name, self.replacements[name])
-            self._open_blocks += 1
+    def _swap(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Replaces old functions, also in modules that were imported inside the block.
 
-    def _exit(self) -> None:
-        with self._lock:
-            self._open_blocks -= 1
-            if self._open_blocks > 0:
-                return
-            for module in self.modules:
-                for name, replacement in self.replacements.items():
-                    # A module that was imported inside the block re-exports our function.
-                    if getattr(sys.modules.get(module), name, None) is replacement:
-                        setattr(sys.modules[module], name, self._originals[self.home, name])
-            self._originals.clear()
+        Other attributes are users' patches and stay.
+        """
+        for module in map(sys.modules.get, self._modules):
+            for name, function in old.items():
+                if getattr(module, name, None) is function:
+                    setattr(module, name, new[name])
 
 
 _JAX_NN = _Patch(
-    imported=("jax.scipy.special",),  # JAX imports it lazily
-    home="jax.nn",
-    modules=(
-        "jax.nn",
-        "jax.scipy.special",
-        "flax.core.nn",
-        "flax.linen",
-        "flax.linen.activation",
-        "flax.nnx",
-        "flax.nnx.nn.activations",
-    ),
+    "jax.nn",
+    "jax.scipy.special",
+    "flax.core.nn",
+    "flax.linen",
+    "flax.linen.activation",
+    "flax.nnx",
+    "flax.nnx.nn.activations",
+    imported="jax.scipy.special",  # JAX imports it lazily
     replacements={
         "softmax": softmax.softmax,
         "log_softmax": softmax.log_softmax,
@@ -96,9 +75,10 @@ _JAX_NN = _Patch(
     },
 )
 _OPTAX = _Patch(
-    imported=("optax",),
-    home="optax",
-    modules=("optax", "optax.losses", "optax.losses._classification"),
+    "optax",
+    "optax.losses",
+    "optax.losses._classification",
+    imported="optax",
     replacements={
         function.__name__: function
         for function in (
