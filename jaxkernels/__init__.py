@@ -23,36 +23,26 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 # checkout, which has none.
 __path__ = _extend_path(__path__, __name__)
 
-from jaxkernels import checkpoint_policies as checkpoint_policies
-from jaxkernels._attention.attention import dot_product_attention as dot_product_attention
-from jaxkernels._attention.plan import AttentionPlan as AttentionPlan
-from jaxkernels._attention.plan import plan_attention as plan_attention
+from jaxkernels import checkpoint_policies
+from jaxkernels._attention.attention import dot_product_attention
+from jaxkernels._attention.plan import AttentionPlan, plan_attention
 from jaxkernels._core import registry as _registry
-from jaxkernels._cpu import DeviceLimits as DeviceLimits
-from jaxkernels._cpu import SgemmPlan as SgemmPlan
-from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
-from jaxkernels._export import export_checks as export_checks
-from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
-from jaxkernels._linear_loss.cross_entropy import linear_token_log_probs as linear_token_log_probs
-from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan as LinearCrossEntropyPlan
-from jaxkernels._linear_loss.plan import plan_linear_cross_entropy as plan_linear_cross_entropy
-from jaxkernels._patch import patch_jax_nn as patch_jax_nn
-from jaxkernels._patch import patch_optax as patch_optax
-from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
-from jaxkernels._rows.cross_entropy import token_log_probs as token_log_probs
-from jaxkernels._rows.logsumexp import logsumexp as logsumexp
-from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
-from jaxkernels._rows.plan import plan_softmax as plan_softmax
-from jaxkernels._rows.rms_norm import rms_norm as rms_norm
-from jaxkernels._rows.softmax import log_softmax as log_softmax
-from jaxkernels._rows.softmax import softmax as softmax
-from jaxkernels._sgemm.default_algorithm import default_algorithm as default_algorithm
-from jaxkernels._sgemm.einsum import einsum as einsum
-from jaxkernels._sgemm.einsum import tensordot as tensordot
-from jaxkernels._sgemm.matmul import dot_general as dot_general
-from jaxkernels._sgemm.matmul import matmul as matmul
-from jaxkernels._sgemm.plan import plan_sgemm as plan_sgemm
-from jaxkernels._sgemm.sgemm import sgemm as sgemm
+from jaxkernels._cpu import DeviceLimits, SgemmPlan, SoftmaxPlan
+from jaxkernels._export import export_checks
+from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy, linear_token_log_probs
+from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan, plan_linear_cross_entropy
+from jaxkernels._patch import patch_jax_nn, patch_optax
+from jaxkernels._rows.cross_entropy import cross_entropy, token_log_probs
+from jaxkernels._rows.logsumexp import logsumexp
+from jaxkernels._rows.masked import scaled_masked_softmax
+from jaxkernels._rows.plan import plan_softmax
+from jaxkernels._rows.rms_norm import rms_norm
+from jaxkernels._rows.softmax import log_softmax, softmax
+from jaxkernels._sgemm.default_algorithm import default_algorithm
+from jaxkernels._sgemm.einsum import einsum, tensordot
+from jaxkernels._sgemm.matmul import dot_general, matmul
+from jaxkernels._sgemm.plan import plan_sgemm
+from jaxkernels._sgemm.sgemm import sgemm
 
 if _TYPE_CHECKING:
     from jaxkernels import flax as flax

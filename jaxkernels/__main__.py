@@ -56,13 +56,6 @@ def _print_checks(checks: list[_selfcheck.Check]) -> None:
         print(f"{case} {check.error:7.3f}  {verdict}")
 
 
-def _has_cuda_device() -> bool:
-    try:
-        return bool(jax.devices("cuda"))
-    except RuntimeError:
-        return False
-
-
 def main(arguments: Sequence[str] = ()) -> int:
     """Prints the report.
 
@@ -83,7 +76,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     seconds = time.perf_counter() - start
     _print_checks(checks)
     failed = sum(not check.passed for check in checks)
-    missing_cuda = _has_cuda_device() and "cuda" not in live
+    missing_cuda = bool(registry.cuda_devices()) and "cuda" not in live
     if missing_cuda:
         print(
             "\nJAX has a CUDA device, but the CUDA targets are not live (see above): "
