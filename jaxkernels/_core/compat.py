@@ -28,11 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def running_ffi_api_version() -> tuple[int, int] | None:
-    """The XLA FFI version of the installed jaxlib, read from the header that it ships.
-
-    Returns:
-        (major, minor), or None if this jaxlib ships no headers.
-    """
+    """The XLA FFI version (major, minor) in the headers of the installed jaxlib; None without headers."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     try:
         text = header.read_text(encoding="utf-8")

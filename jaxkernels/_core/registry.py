@@ -36,11 +36,7 @@ TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET)}
 
 
 def _installed_version() -> str:
-    """The version of the installed package.
-
-    Raises:
-        ImportError: the source tree is importable, but the package is not installed.
-    """
+    """The version of the installed package; raises ImportError in a mere source tree."""
     try:
         return importlib.metadata.version("jaxkernels")
     except importlib.metadata.PackageNotFoundError as error:
@@ -59,19 +55,12 @@ _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
 
 @dataclasses.dataclass(frozen=True)
 class TargetStatus:
-    """Whether one FFI target can be called on one platform.
+    """Whether one FFI target can be called on one platform."""
 
-    Attributes:
-        target: name of the target, e.g. "jaxkernels_rows".
-        platform: "cpu" or "CUDA", as XLA spells them.
-        live: whether a jitted program can call the target on this platform in this process.
-        why: the reason if it is not live, else empty.
-    """
-
-    target: str
-    platform: str
-    live: bool
-    why: str
+    target: str  # such as "jaxkernels_rows"
+    platform: str  # "cpu" or "CUDA", as XLA spells them
+    live: bool  # whether a jitted program can call it on this platform in this process
+    why: str  # the reason if it is not live, else empty
 
 
 def _dotted(version: tuple[int, int] | None) -> str:
@@ -109,11 +98,9 @@ def _load_cuda(why_not_built: str) -> tuple[ModuleType | None, str]:
     name = "jaxkernels._cuda"
     try:
         return importlib.import_module(name), ""
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            return None, f"jaxkernels was built without CUDA ({why_not_built})"
-        return None, f"{name} cannot be imported: {error}"
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return None, f"jaxkernels was built without CUDA ({why_not_built})"
         return None, f"{name} cannot be imported: {error}"
 
 
@@ -212,10 +199,7 @@ def _remedy() -> str:
 
 
 def has_kernels(platform: str) -> bool:
-    """Whether a platform (JAX's lower-case name) has kernels.
-
-    On CUDA this depends on the GPUs of this process, so the call initialises JAX's backends.
-    """
+    """Whether a platform (JAX's lower-case name) has kernels; on CUDA it initialises JAX's backends."""
     return platform == "cpu" or (platform == "cuda" and not _why_no_code())
 
 

@@ -95,11 +95,9 @@ def _as_matrices(
     if any(len(g) != 1 and any(axis is not None for axis in g) for g in merged):
         return None, (), contracted_first
     sizes = moved.shape[len(batch) :]
-    rows, columns = math.prod(sizes[: groups[0]]), math.prod(sizes[groups[0] :])
-    matrices = moved
-    if keeps_rows and not contracted_first and groups[0] > 1:
-        matrices = moved.reshape(*moved.shape[: len(batch)], *sizes[: groups[0]], columns)
-    elif groups != [1, 1]:
-        matrices = moved.reshape(*moved.shape[: len(batch)], rows, columns)
+    rows = sizes[: groups[0]]
+    if contracted_first or not keeps_rows or not rows:
+        rows = (math.prod(rows),)
+    matrices = moved.reshape(*moved.shape[: len(batch)], *rows, math.prod(sizes[groups[0] :]))
     free_sizes = sizes[groups[0] :] if contracted_first else sizes[: groups[0]]
     return matrices, tuple(free_sizes), contracted_first

@@ -149,12 +149,7 @@ def _tensordot(
 
 
 def _as_integers(axes: Any) -> Any:
-    """Converts axes to integers and tuples; jnp.tensordot raises for anything else.
-
-    Example:
-        >>> _as_integers([[True, 2], 0])
-        ((1, 2), 0)
-    """
+    """Converts axes to integers and tuples; jnp.tensordot raises for anything else."""
     if isinstance(axes, (tuple, list)):
         return tuple(_as_integers(x) for x in axes)
     try:
@@ -164,14 +159,7 @@ def _as_integers(axes: Any) -> Any:
 
 
 def _axes_of_each(axes: Any, a_rank: int, b_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The contracted axes of a and of b.
-
-    Example:
-        >>> _axes_of_each(2, 3, 4)
-        ((1, 2), (0, 1))
-        >>> _axes_of_each((-1, 0), 3, 4)
-        ((2,), (0,))
-    """
+    """The contracted axes of a and of b."""
     if not isinstance(axes, tuple):
         return tuple(range(a_rank - axes, a_rank)), tuple(range(axes))
     of_a, of_b = (x if isinstance(x, tuple) else (x,) for x in axes)

@@ -7,29 +7,19 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The static parameters of a matrix product.
+    """The static parameters of a matrix product."""
 
-    Attributes:
-        trans_a: a is stored as (k, m) instead of (m, k).
-        trans_b: b is stored as (n, k) instead of (k, n).
-        alpha: factor of the product; with 0, a and b are not read.
-        beta: factor of c; with 0, c is not read.
-        algorithm: the algorithm to run; "auto" lets the plan choose.
-        for_batch: batch elements may be summed in another order than if alone, if that is faster.
-        require_kernel: raises at lowering on a platform without kernels, instead of running XLA's
-            product.
-        row_dims: the last `row_dims` batch dimensions are further rows of a, and have the size 1 in b;
-            not with `trans_a`. They stay separate until the kernel call, which merges them into one tall
-            matrix, so that each may be sharded.
-    """
-
-    trans_a: bool = False
-    trans_b: bool = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    algorithm: str = "auto"
+    trans_a: bool = False  # a is stored as (k, m) instead of (m, k)
+    trans_b: bool = False  # b is stored as (n, k) instead of (k, n)
+    alpha: float = 1.0  # factor of the product; with 0, a and b are not read
+    beta: float = 0.0  # factor of c; with 0, c is not read
+    algorithm: str = "auto"  # "auto" lets the plan choose
+    # Batch elements may be summed in another order than if alone, if that is faster.
     for_batch: bool = False
+    # Raises at lowering on a platform without kernels, instead of running XLA's product.
     require_kernel: bool = False
+    # The last `row_dims` batch dimensions are further rows of a, and have the size 1 in b; not with
+    # `trans_a`. The kernel call merges them into one tall matrix; until then, each may be sharded.
     row_dims: int = 0
 
 

@@ -30,13 +30,7 @@ _Axes = tuple[str, ...]
 def partitioned(
     local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], options: Options
 ) -> Callable[..., jax.Array]:
-    """A `custom_partitioning` function of a, b and optionally c.
-
-    Args:
-        local: the product of one device, `local(a, b, c=None, options=...)`.
-        shapes: the shapes of the operands.
-        options: flags and factors.
-    """
+    """A `custom_partitioning` function of a, b and optionally c; `local` is the product of one device."""
 
     def whole(*operands: jax.Array) -> jax.Array:
         return local(*operands, options=options)

@@ -125,19 +125,12 @@ SgemmPlan.__str__ = _text
 
 
 class SgemmScheme(NamedTuple):
-    """The part of a plan that is fixed at lowering.
+    """The part of a plan that is fixed at lowering."""
 
-    Attributes:
-        algorithm: the algorithm. A GPU that cannot run it uses "pipelined".
-        split_k: the number of parts into which k is split.
-        partial_elements: float32 elements of scratch, for partial sums or for split operands.
-        pad_a, pad_b: elements of padding after every stored row of the operands.
-    """
-
-    algorithm: str
-    split_k: int = 1
-    partial_elements: int = 0
-    pad_a: int = 0
+    algorithm: str  # a GPU that cannot run it uses "pipelined"
+    split_k: int = 1  # the number of parts into which k is split
+    partial_elements: int = 0  # float32 elements of scratch, for partial sums or for split operands
+    pad_a: int = 0  # elements of padding after every stored row of a
     pad_b: int = 0
 
 

@@ -99,16 +99,14 @@ def _batch(
     """A mapped dimension becomes a further batch dimension; an unmapped operand broadcasts, uncopied."""
     if all(d is None for d in batch_dims):
         return multiply(*operands, options=options), None
-    dims = list(batch_dims)
+    # c must have the mapped dimension of the result, so a or b must have it too.
+    needed = (2,) if batch_dims[0] is not None or batch_dims[1] is not None else (0, 2)
     moved = [
-        jnp.expand_dims(x, 0) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(operands, dims, strict=True)
+        jnp.expand_dims(x, 0)
+        if d is None and i not in needed
+        else compat.batch_at_front(axis_data, x, d)
+        for i, (x, d) in enumerate(zip(operands, batch_dims, strict=True))
     ]
-    for index, operand in enumerate(operands):
-        # c must have the mapped dimension of the result, so a or b must have it too.
-        lacks = index == 2 or (index == 0 and dims[0] is None and dims[1] is None)
-        if lacks and dims[index] is None:
-            moved[index] = compat.batch_at_front(axis_data, operand, None)
     return multiply(*moved, options=options), 0
 
 

@@ -25,12 +25,7 @@ scale_p = Primitive("jaxkernels_scale")
 
 
 def scale(factor: jax.Array, x: jax.Array) -> jax.Array:
-    """Applies the primitive; see the module's docstring.
-
-    Args:
-        factor: array of the dtype of x; its shape is a prefix of that of x: (), unless it is mapped.
-        x: array.
-    """
+    """Applies the primitive to a factor of the dtype of x; its shape is () or, if mapped, x's first sizes."""
     return scale_p.bind(*sharding.equalize_varying([factor, x]))
 
 
@@ -67,13 +62,8 @@ def _transpose(ct: Any, factor: Any, x: Any) -> list[Any]:
 def _batch(
     axis_data: Any, operands: Sequence[jax.Array], batch_dims: Sequence[int | None]
 ) -> tuple[jax.Array, int | None]:
-    """Moves the mapped dimension of x after the dimensions of an unmapped factor; else to the front."""
-    (factor, x), (factor_dim, x_dim) = operands, batch_dims
-    if factor_dim is None:
-        if x_dim is None:
-            return scale(factor, x), None
-        to = max(x_dim, factor.ndim)
-        return scale(factor, jnp.moveaxis(x, x_dim, to)), to
+    if all(dim is None for dim in batch_dims):
+        return scale(*operands), None
     factor, x = (
         compat.batch_at_front(axis_data, operand, dim)
         for operand, dim in zip(operands, batch_dims, strict=True)
