@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._attention import heads
@@ -42,26 +41,24 @@ def weighted_values(
     """
     if weights.dtype != jnp.bfloat16 or value.dtype != jnp.bfloat16:
         return heads.weighted_values(weights.astype(value.dtype), value, dot)
-    result = heads.weighted_values(lax.stop_gradient(weights), value, dot)
-    return _unit_sums(result, weights, value, result if known is None else known, dot)
+    return _unit_sums(weights, value, known, dot)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _unit_sums(
-    result: jax.Array, weights: jax.Array, value: jax.Array, known: jax.Array, dot: heads.Dot
+    weights: jax.Array, value: jax.Array, known: jax.Array | None, dot: heads.Dot
 ) -> jax.Array:
-    """Returns `result`, which does not depend on the weights; `known` equals it.
-
-    The tangent is that of `result`, plus dw value - known sum(dw) for the tangent dw of the weights.
-    """
-    del weights, value, known, dot
-    return result
+    del known
+    return heads.weighted_values(weights, value, dot)
 
 
 @functools.partial(_unit_sums.defjvp, symbolic_zeros=True)
-def _jvp(dot: heads.Dot, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    (_, _, value, known), (found, weights_dot, *_) = primals, tangents
+def _jvp(dot: heads.Dot, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (weights, value, known), (weights_dot, value_dot, _) = primals, tangents
     result = _unit_sums(*primals, dot)
+    found = jnp.zeros_like(result)
+    if not isinstance(value_dot, SymbolicZero):
+        found = heads.weighted_values(weights, value_dot, dot)
     if isinstance(weights_dot, SymbolicZero):
         return result, found
     depth = value.shape[-1]
@@ -72,5 +69,5 @@ def _jvp(dot: heads.Dot, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     moved, excess, _ = jnp.split(
         heads.weighted_values(weights_dot, more, dot), [depth, depth + 1], axis=-1
     )
-    moved = moved - known * excess
-    return result, moved if isinstance(found, SymbolicZero) else found + moved
+    moved = moved - (result if known is None else known) * excess
+    return result, moved if isinstance(value_dot, SymbolicZero) else found + moved

@@ -122,7 +122,7 @@ def test_gradients_of_peaked_weights(masked, heads, sizes):
             seen = np.tri(t, s, dtype=bool)[None, None]
         options = {"mask": seen, "bias": operands[3]}
         truth = Truth(*operands[:3], "bfloat16", **options).gradients(np.asarray(dy))
-        wanted = [truth[name][0] for name in ("q", "k", "v", "scores")]
+        wanted = [truth[name].value for name in ("q", "k", "v", "scores")]
         for ours, peer, want in zip(*of_both(*operands, dy=dy, seen=seen), wanted, strict=True):
             error, allowed = (
                 np.linalg.norm(np.asarray(x).astype(np.float64) - want) / np.linalg.norm(want)
