@@ -17,7 +17,7 @@ q = jnp.ones((1, 4, 2, 8))
 device = jax.devices()[0]
 
 
-def right() -> None:
+def right(return_residual: bool) -> None:
     jk.softmax(x, tier="warp", implementation="ffi")
     jk.matmul(x, x, algorithm="pipelined", implementation=None)
     jk.dot_product_attention(q, q, q, implementation="cudnn", empty_rows="mean")
@@ -27,6 +27,10 @@ def right() -> None:
     assert_type(jk.dot_product_attention(q, q, q, return_residual=False), jax.Array)
     assert_type(
         jk.dot_product_attention(q, q, q, return_residual=True), tuple[jax.Array, jax.Array]
+    )
+    assert_type(
+        jk.dot_product_attention(q, q, q, return_residual=return_residual),
+        jax.Array | tuple[jax.Array, jax.Array],
     )
 
 
