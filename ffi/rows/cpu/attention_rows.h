@@ -89,40 +89,77 @@ JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange
   for (int64_t i = 0; i < n; ++i) dy[i] = y[i] == C(0) ? C(0) : dy[i];
 }
 
-// Processes rows [begin, end) of `all`, `step` at a time. `load(row, range, r)` loads columns
-// `range` of row `row` into slot r of the buffers, and returns whether any is visible. `run(n)`
-// processes the n elements of each row of the buffers, and `on` is its call; the results are stored
-// as `Result`.
+// Fills the columns of a row of n elements outside its band.
+template <typename C>
+JK_INLINE void FillOutside(const ColumnRange& band, int64_t n, C fill, C* row) {
+  std::fill(row, row + band.begin, fill);
+  std::fill(row + band.end, row + n, fill);
+}
+
+// Processes rows, or one step of a segment of a row that threads share. `load(row, range, first,
+// second, buffer)` loads columns `range` of a row, and returns whether any is visible.
+// `finish(n, first, results)` post-processes results, which are stored as `Result`.
 template <typename Op, typename Result, typename Load, typename Finish>
-JK_INLINE void ForRows(const RowCall& call, const RowRange& of, int64_t step, RowCall& on,
-                       Load load, Finish finish) {
+JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Finish finish) {
   using C = typename Op::C;
-  const RowArrays& all = call.arrays;
   const MaskedRows& attention = call.attention;
-  const C* const results = static_cast<const C*>(on.arrays.out);
-  const int64_t cols = all.cols, begin = of.begin, end = of.end;
-  Result* const out = static_cast<Result*>(all.out);
+  const int64_t cols = call.arrays.cols;
+  Result* const out = static_cast<Result*>(call.arrays.out);
+  if (of.step != RowStep::kAll) {
+    const int64_t count = SegmentCount(cols), size = SegmentCols(cols);
+    const int64_t row = of.begin / count, s = of.begin % count, begin = s * size;
+    const int64_t end = s + 1 == count ? cols : begin + size, at = row * cols + begin;
+    const int64_t elements = call.arrays.rows * cols;
+    C* const first = static_cast<C*>(of.room);
+    C* const second = Op::kInputs == 2 ? first + elements : first;
+    C* const results = second + elements;
+    SegmentStatistics* const segments = of.segments + row * count;
+    if (of.step == FirstStep(call.operation, call.dtype)) {
+      const ColumnRange columns = {static_cast<int>(begin), static_cast<int>(end)};
+      segments[s].sees = load(row, columns, first + at, second + at, results + at);
+    }
+    OnThisMachine<RunWide<Op, 0>>(OnBuffers(call, first, second, results), of);
+    if (of.step != RowStep::kResults) return;
+    const bool sees =
+        std::any_of(segments, segments + count, [](const auto& one) { return one.sees; });
+    finish(end - begin, first + at, results + at);
+    if (!sees) std::fill(results + at, results + at + (end - begin), C(0));
+    return NarrowAll(results + at, end - begin, out + at);
+  }
+  const int64_t step = RowsAtOnce(attention, cols), size = step * cols;
+  std::vector<C> first(size), second(Op::kInputs == 2 ? size : 0), results(size);
+  RowCall on = OnBuffers<C>(call, first.data(), second.data(), results.data());
   Result zero;
   Narrow(C(0), &zero);
-  for (int64_t first = begin; first < end; first += step) {
-    const int64_t rows = std::min(step, end - first);
+  for (int64_t group = of.begin; group < of.end; group += step) {
+    const int64_t rows = std::min(step, of.end - group);
     // The rows of a group have the full length; a single row has the length of its band.
     ColumnRange range = {0, static_cast<int>(cols)};
-    if (step == 1) range = attention.ColumnsOf(first, cols);
+    if (step == 1) range = attention.ColumnsOf(group, cols);
     const int64_t n = range.end - range.begin;
     bool sees[kLanes];
-    for (int64_t r = 0; r < rows; ++r) sees[r] = load(first + r, range, r);
+    for (int64_t r = 0; r < rows; ++r) {
+      const ColumnRange band = attention.ColumnsOf(group + r, cols);
+      const ColumnRange inner = {band.begin - range.begin, band.end - range.begin};
+      C* const x = &first[r * n];
+      C* const other = second.data() + (Op::kInputs == 2 ? r * n : 0);
+      FillOutside(inner, n, Op::kUsesMax ? -kInf<C> : C(0), x);
+      if (Op::kInputs == 2) FillOutside(inner, n, C(0), other);
+      sees[r] = load(group + r, band, x + inner.begin, other + inner.begin, &results[r * n]);
+      if (Op::kUsesMax && call.part == Part::kFinish) {
+        sees[r] = StatisticsOf<Op, C>(call, group + r)[1] != C(0);
+      }
+    }
     on.arrays.rows = rows, on.arrays.cols = n;
-    if (call.part != Part::kWhole) on.statistics = static_cast<C*>(call.statistics) + 2 * first;
+    if (call.part != Part::kWhole) on.statistics = static_cast<C*>(call.statistics) + 2 * group;
     if (n > 0) RunRange<Op>(on, {0, rows}, step > 1);
     if (call.part == Part::kStatistics) continue;
-    finish(rows * n);
+    finish(rows * n, first.data(), results.data());
     for (int64_t r = 0; r < rows; ++r) {
-      Result* const to = out + (first + r) * cols;
+      Result* const to = out + (group + r) * cols;
       if (sees[r]) {
-        std::fill(to, to + range.begin, zero);
-        NarrowAll(results + r * n, n, to + range.begin);
-        std::fill(to + range.end, to + cols, zero);
+        FillOutside(range, cols, zero, to);
+        NarrowAll(results.data() + r * n, n, to + range.begin);
       } else {
         std::fill(to, to + cols, zero);
       }
@@ -130,45 +167,10 @@ JK_INLINE void ForRows(const RowCall& call, const RowRange& of, int64_t step, Ro
   }
 }
 
-// Runs one step of a segment of a row that threads share. `load(row, range, first, second,
-// results)` loads it into buffers, and returns whether any column is visible. `finish(n, first,
-// results)` post-processes the results.
-template <typename Op, typename Result, typename Load, typename Finish>
-JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load load,
-                                Finish finish) {
-  using C = typename Op::C;
-  const int64_t cols = call.arrays.cols, count = SegmentCount(cols), size = SegmentCols(cols);
-  const int64_t row = range.begin / count, s = range.begin % count;
-  const int64_t elements = call.arrays.rows * cols;
-  const int64_t begin = s * size, end = s + 1 == count ? cols : begin + size;
-  const ColumnRange columns = {static_cast<int>(begin), static_cast<int>(end)};
-  C* const first = static_cast<C*>(range.room);
-  C* const second = Op::kInputs == 2 ? first + elements : first;
-  C* const results = second + elements;
-  const int64_t at = row * cols + begin;
-  SegmentStatistics* const segments = range.segments + row * count;
-  if (range.step == FirstStep(call.operation, call.dtype)) {
-    segments[s].sees = load(row, columns, first + at, second + at, results + at);
-  }
-  OnThisMachine<RunWide<Op, 0>>(OnBuffers(call, first, second, results), range);
-  if (range.step != RowStep::kResults) return;
-  const bool sees = std::any_of(segments, segments + count, [](const auto& of) { return of.sees; });
-  finish(end - begin, first + at, results + at);
-  if (!sees) std::fill(results + at, results + at + (end - begin), C(0));
-  NarrowAll(results + at, end - begin, static_cast<Result*>(call.arrays.out) + at);
-}
-
-// Fills the columns of a row outside its band.
-template <typename C>
-JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row) {
-  std::fill(row, row + band.begin, fill);
-  std::fill(row + band.end, row + cols, fill);
-}
-
 // Softmax with results that are rounded to 16 bits: it ignores the rounding error of x - max.
 struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
   JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
-  JK_INLINE static float Finish(float x, float unused, const Row& row) {
+  JK_INLINE static float Finish(float x, float unused, const Row<float>& row) {
     return FinishTerm(Term(x, unused, row.max), unused, row);
   }
 };
@@ -186,29 +188,12 @@ static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward
 template <typename T, typename Result>
 JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
-  using Op = ForwardOfLoaded<T>;
-  const RowArrays& all = call.arrays;
-  const MaskedRows& attention = call.attention;
-  if (range.step != RowStep::kAll) {
-    return RunSharedSegment<Op, Result>(
-        call, range,
-        [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer)
-            JK_INLINE_LAMBDA { return LoadScores<T>(all, attention, row, columns, t, buffer); },
-        [](int64_t, const C*, C*) JK_INLINE_LAMBDA {});
-  }
-  const int64_t cols = all.cols, step = RowsAtOnce(attention, cols), size = step * cols;
-  std::vector<C> scores(size), results(size);
-  RowCall on = OnBuffers<C>(call, scores.data(), nullptr, results.data());
-  const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
-    C* const t = &scores[r * (range.end - range.begin)];
-    const ColumnRange band = attention.ColumnsOf(row, cols);
-    FillOutside({band.begin - range.begin, band.end - range.begin}, range.end - range.begin,
-                -kInf<C>, t);
-    const bool sees = LoadScores<T>(all, attention, row, band, t + (band.begin - range.begin),
-                                    &results[r * (range.end - range.begin)]);
-    return call.part == Part::kFinish ? StatisticsOf<Op, C>(call, row)[1] != C(0) : sees;
-  };
-  ForRows<Op, Result>(call, range, step, on, load, [](int64_t) JK_INLINE_LAMBDA {});
+  RunMasked<ForwardOfLoaded<T>, Result>(
+      call, range,
+      [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer) JK_INLINE_LAMBDA {
+        return LoadScores<T>(call.arrays, call.attention, row, columns, t, buffer);
+      },
+      [](int64_t, const C*, C*) JK_INLINE_LAMBDA {});
 }
 
 // Dispatches on the result type: results of float32 scores may have a half type.
@@ -225,43 +210,20 @@ JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
   OnThisMachine<RunAttentionForwardAs<T, T>>(call, range);
 }
 
-template <typename C>
-JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dx[i] = y[i] == C(0) ? C(0) : scale * dx[i];
-}
-
 template <typename T>
 JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
-  using Op = SoftmaxGrad<C>;
-  const RowArrays& all = call.arrays;
-  const MaskedRows& attention = call.attention;
-  const C scale = static_cast<C>(attention.scale);
-  if (range.step != RowStep::kAll) {
-    return RunSharedSegment<Op, T>(
-        call, range,
-        [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {
-          LoadGradient<T>(all, row, columns, y, dy);
-          return true;
-        },
-        [&](int64_t n, const C* y, C* dx) JK_INLINE_LAMBDA { ScaleGradient(y, n, scale, dx); });
-  }
-  const int64_t cols = all.cols, step = RowsAtOnce(attention, cols), size = step * cols;
-  std::vector<C> y(size), dy(size), results(size);
-  RowCall on = OnBuffers<C>(call, y.data(), dy.data(), results.data());
-  const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
-    const int64_t n = range.end - range.begin;
-    const ColumnRange band = attention.ColumnsOf(row, cols);
-    const ColumnRange inner = {band.begin - range.begin, band.end - range.begin};
-    FillOutside(inner, n, C(0), &y[r * n]);
-    FillOutside(inner, n, C(0), &dy[r * n]);
-    LoadGradient<T>(all, row, band, &y[r * n + inner.begin], &dy[r * n + inner.begin]);
-    return true;
-  };
-  ForRows<Op, T>(call, range, step, on, load, [&](int64_t n) JK_INLINE_LAMBDA {
-    ScaleGradient(y.data(), n, scale, results.data());
-  });
+  const C scale = static_cast<C>(call.attention.scale);
+  RunMasked<SoftmaxGrad<C>, T>(
+      call, range,
+      [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {
+        LoadGradient<T>(call.arrays, row, columns, y, dy);
+        return true;
+      },
+      [=](int64_t n, const C* y, C* dx) JK_INLINE_LAMBDA {
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) dx[i] = y[i] == C(0) ? C(0) : scale * dx[i];
+      });
 }
 
 }  // namespace jaxkernels

@@ -72,24 +72,20 @@ struct LogitSums : CrossEntropyOp<T, 5> {
 template <typename T, bool kAll>
 struct CrossEntropyForward : LogitSums<T, kAll> {
   using typename LogitSums<T, kAll>::C;
-  using typename LogitSums<T, kAll>::Found;
-  using typename LogitSums<T, kAll>::Row;
   static constexpr Operation kOperation = Operation::kCrossEntropyForward;
   static constexpr bool kStoresElements = false;
 
-  JK_INLINE static Row MakeRow(const Found&, const RowInputs<C>&) { return {}; }
+  JK_INLINE static Row<C> MakeRow(const auto&, const RowInputs<C>&) { return {}; }
 };
 
 // As CrossEntropyForward, and also stores the gradient of weight * loss.
 template <typename T, bool kAll>
 struct CrossEntropyForwardGrad : LogitSums<T, kAll> {
   using typename LogitSums<T, kAll>::C;
-  using typename LogitSums<T, kAll>::Found;
-  using typename LogitSums<T, kAll>::Row;
   static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
   static constexpr int kTakes = 4;
 
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>& given) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>& given) {
     const double weight = given.taken[0], q = given.taken[1], z = given.taken[3];
     const double seen = of.sum[4], max = of.max, labelled = given.labelled;
     const double rest = of.sum[0] / of.of_max, share = ShareOf(given.taken[2], seen);
@@ -116,11 +112,11 @@ struct CrossEntropyForwardGrad : LogitSums<T, kAll> {
   }
   // The kept term of a hidden element (-inf) is -1 if the constant may be nonzero.
   JK_INLINE static C Kept(C term, C x) { return kAll && x == -kInf<C> ? C(-1) : term; }
-  JK_INLINE static C FinishTerm(C term, C, const Row& row) {
+  JK_INLINE static C FinishTerm(C term, C, const Row<C>& row) {
     if constexpr (!kAll) return term * row.sum + row.constant;
     return (term < 0 ? C(0) : term) * row.sum + (term < 0 ? C(0) : row.constant);
   }
-  JK_INLINE static C Finish(C x, C, const Row& row) {
+  JK_INLINE static C Finish(C x, C, const Row<C>& row) {
     const C constant = kAll && x == -kInf<C> ? C(0) : row.constant;
     return ExpDifference<T>(x, row.max) * row.sum + constant;
   }
@@ -131,13 +127,11 @@ struct CrossEntropyForwardGrad : LogitSums<T, kAll> {
 template <typename T>
 struct CrossEntropyGrad : CrossEntropyOp<T, 0> {
   using typename CrossEntropyOp<T, 0>::C;
-  using typename CrossEntropyOp<T, 0>::Found;
-  using typename CrossEntropyOp<T, 0>::Row;
   static constexpr Operation kOperation = Operation::kCrossEntropyGrad;
   static constexpr bool kUsesMax = false;
   static constexpr int kTakes = 11;
 
-  JK_INLINE static Row MakeRow(const Found&, const RowInputs<C>& given) {
+  JK_INLINE static Row<C> MakeRow(const auto&, const RowInputs<C>& given) {
     const double max = given.taken[0], rest = given.taken[1], number = given.taken[2];
     const double sum = rest + number, mean = given.taken[3] / sum, seen = given.taken[5];
     const double labelled = given.taken[6], of_loss = given.taken[7], of_lse = given.taken[8];
@@ -160,7 +154,7 @@ struct CrossEntropyGrad : CrossEntropyOp<T, 0> {
                            : there),
             is_left_out || is_unknown ? C(1) : C(0)};
   }
-  JK_INLINE static C Finish(C x, C, const Row& row) {
+  JK_INLINE static C Finish(C x, C, const Row<C>& row) {
     const C difference = x - row.max, least = kLeastLogitExponent;
     const C others = x == -kInf<C> ? C(0) : row.constant;
     const C factor = row.sum + row.extra * (difference < least ? least : difference);

@@ -24,18 +24,16 @@ namespace jaxkernels {
 // bf16 softmax of 20 and 23 columns: 0.78, 0.81; 0.86, 0.73
 // bf16 grad of 17 columns: 0.79, 0.50
 // Xeon (AVX-512, AMX), f32 log-softmax of 17, 24, 33, 40 and 47 columns: 0.90, 1.71; 0.75, 1.24;
-// 0.81, 1.08; 0.73, 0.88; 0.85, 0.78; before it had fixed-shift terms, transposed, the first four:
-// 1.04, 0.87, 0.96, 0.91
+// 0.81, 1.08; 0.73, 0.88; 0.85, 0.78
 // AVX2, f32 softmax of 24, 28, 33 and 47 columns: 0.87, 0.90; 0.86, 0.80; 0.90, 0.88; 0.87, 0.62
 //
 // float64, and half types without kept terms, would be faster with lanes along the row from 23
 // columns on, but less accurate. Transposed rows sum half types in double, except the second sum of
 // a tangent, and correct all rounding errors of float64.
 //
-// Losses, Xeon (AVX-512), one core, 2026-11-24, ns per element, transposed and with lanes along the
-// row (former code):
-// f32 loss: 16 columns 0.66, 2.96; 105: 0.44, 1.32; 128: 0.40, 0.64; 200: 0.40, 0.65
-// f32 and gradient: 16: 1.12, 4.01; 105: 0.85, 1.99; 128: 0.67, 0.81; 256: 0.70, 0.60
+// Losses, Xeon (AVX-512), one core, 2026-11, with former code for lanes along the row:
+// f32 loss: 105 columns 0.44, 1.32; 128: 0.40, 0.64; 200: 0.40, 0.65
+// f32 and gradient: 105: 0.85, 1.99; 128: 0.67, 0.81; 256: 0.70, 0.60
 template <typename Op>
 constexpr int64_t NarrowCols() {
   using T = typename Op::Storage;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <type_traits>
 
 #include "core/ceil_div.h"
@@ -19,8 +20,7 @@
 
 namespace jaxkernels {
 
-// Elements of a group of rows: those of half types are widened once, and keep their terms, if a row
-// is no longer than this. Few enough to stay in the cache.
+// Elements of a group of rows, unless a row has more. Few enough to stay in the cache.
 inline constexpr int64_t kGroupElements = 8192;
 
 // Number of lanes to which a vector is folded before the group is transposed. float64 cannot afford
@@ -47,99 +47,71 @@ JK_INLINE void FoldedColumns(const V* from, V* to) {
   Interleave(half_way, kLanes / 4 * kFrom, to);
 }
 
-// Columns of a segment: whole vectors from `first` on, and a remainder of `rest` elements.
-struct Bounds {
-  int64_t first, whole_end, rest;
+// The columns of a segment: whole vectors, and a remainder of `rest` elements.
+struct Segment {
+  int64_t whole, rest;
+
+  JK_INLINE int64_t Cols() const { return whole + rest; }
 };
 // kVectors > 0: a row has that many vectors, and the last one is the remainder.
 template <int kVectors>
-JK_INLINE Bounds BoundsOf(int64_t cols, int64_t segment) {
+JK_INLINE Segment SegmentOf(int64_t cols, int64_t index) {
   constexpr int64_t kWhole = (kVectors - 1) * kLanes;
   if constexpr (kVectors > 0) {
     if (cols <= kWhole || cols > kWhole + kLanes) __builtin_unreachable();
-    return {0, kWhole, cols - kWhole};
+    return {kWhole, cols - kWhole};
   }
-  const int64_t first = segment * SegmentCols(cols);
-  const int64_t end = segment + 1 == SegmentCount(cols) ? cols : first + SegmentCols(cols);
-  const int64_t whole_end = first + (end - first) / kLanes * kLanes;
-  return {first, whole_end, end - whole_end};
+  const int64_t before = index * SegmentCols(cols);
+  const int64_t n = index + 1 == SegmentCount(cols) ? cols - before : SegmentCols(cols);
+  return {n / kLanes * kLanes, n % kLanes};
 }
 
-// Calls body(begin, n) for the tiles of whole vectors, or once for all of them.
-template <bool kTiled, typename C, typename Body>
-JK_INLINE void ForTiles(const Bounds& of, Body body) {
-  if constexpr (!kTiled) {
-    body(of.first, of.whole_end - of.first);
-  } else {
-    for (int64_t i = of.first; i < of.whole_end; i += kTile<C>) {
-      body(i, std::min(kTile<C>, of.whole_end - i));
-    }
+// A buffer of n numbers; none if n is 0.
+template <typename C>
+class Buffer {
+ public:
+  explicit Buffer(int64_t n) {
+    if (n > 0) data_ = static_cast<C*>(::operator new(n * sizeof(C), kAlignment));
   }
-}
+  ~Buffer() { ::operator delete(data_, kAlignment); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
 
-// The arrays of a group of rows in the compute type: terms and results replace elements. Half types
-// are widened into buffers at once if kLoaded, else tile by tile, without keeping terms.
-template <typename Op, bool kLoaded>
+  C* data() const { return data_; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  C* data_ = nullptr;
+};
+
+// The arrays of a group of rows in the compute type. Terms and results replace elements.
+template <typename C>
 struct GroupArrays {
-  using T = typename Op::Storage;
-  using C = typename Op::C;
-  static constexpr bool kIsHalf = !std::is_same_v<T, C>, kTiled = kIsHalf && !kLoaded;
-  static constexpr int64_t kTileBuffer = kTiled ? kTile<C> : kLanes;
-  const T* in[2];
-  T* out;
-  C* wide[2];
-  RowColumn column;
+  const C* in[2];
+  C* out;
+  const C* column;
 
-  // n elements of an input.
-  JK_INLINE const C* Load(int input, int64_t at, int64_t n, C* buffer) const {
-    if constexpr (!kIsHalf) {
-      return in[input] + at;
-    } else if constexpr (kLoaded) {
-      return wide[input] + at;
-    } else {
-      return jaxkernels::Load(in[input] + at, n, buffer);
-    }
-  }
-  JK_INLINE const C* LoadSecond(int64_t at, int64_t n, C* buffer) const {
-    return Op::kInputs == 2 ? Load(1, at, n, buffer) : nullptr;
-  }
-  // n numbers of the column.
-  JK_INLINE const C* LoadColumn(int64_t at, int64_t n, C* buffer) const {
-    return Op::kTakesColumn ? jaxkernels::LoadColumn<T>(column, at, n, buffer) : nullptr;
-  }
-  // Terms or results.
-  JK_INLINE C* Results(int64_t at, C* buffer) const {
-    if constexpr (!kIsHalf) {
-      return out + at;
-    } else {
-      return kLoaded ? wide[0] + at : buffer;
-    }
-  }
-  JK_INLINE void Store(const C* results, int64_t n, int64_t at) const {
-    if constexpr (kTiled) Flush(results, n, out + at);
+  JK_INLINE GroupArrays From(int64_t at) const {
+    return {{in[0] + at, in[1] + at}, out + at, column + at};
   }
 };
 
 // Computes the maxima of `count` rows in a segment.
-template <typename Op, typename Arrays, typename C = typename Op::C>
-JK_INLINE void AddMaxima(const Arrays& on, int64_t cols, int64_t count, const Bounds& of, C* max) {
+template <typename C>
+JK_INLINE void AddMaxima(const C* x, int64_t cols, int64_t count, const Segment& of, C* max) {
   constexpr int64_t kTo = kLanes / 4;
   const auto larger = [](C a, C b) JK_INLINE_LAMBDA { return a > b ? a : b; };
-  alignas(64) C folded[kLanes * kTo], columns[kLanes * kTo], buffer[Arrays::kTileBuffer];
+  alignas(64) C folded[kLanes * kTo], columns[kLanes * kTo];
   std::fill(folded + count * kTo, folded + kLanes * kTo, -kInf<C>);
-  for (int64_t r = 0; r < count; ++r) {
+  for (int64_t r = 0; r < count; ++r, x += cols) {
     C most[kLanes];
-    const int64_t last_at = of.rest > 0 ? (r + 1) * cols - kLanes : r * cols + of.first;
-    const C* const last = on.Load(0, last_at, kLanes, buffer);
+    const C* const last = x + (of.rest > 0 ? of.Cols() - kLanes : 0);
 #pragma omp simd
     for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(last[l], -kInf<C>);  // ignores NaN
-    ForTiles<Arrays::kTiled, C>(of, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
-      const C* const x = on.Load(0, r * cols + i, n, buffer);
-      for (int64_t j = 0; j < n; j += kLanes) {
+    for (int64_t i = 0; i < of.whole; i += kLanes) {
 #pragma omp simd
-        for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(x[j + l], most[l]);
-      }
-    });
+      for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(x[i + l], most[l]);
+    }
     Fold<kTo>(most, folded + r * kTo, larger);
   }
   FoldedColumns<kTo>(folded, columns);
@@ -150,47 +122,43 @@ JK_INLINE void AddMaxima(const Arrays& on, int64_t cols, int64_t count, const Bo
 }
 
 // Adds the terms of a row that begins at `at`, and folds each of its sums to kFolded numbers.
-template <typename Op, bool kNear, typename Arrays, typename C = typename Op::C>
-JK_INLINE void AddRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& of, C max, C power,
+template <typename Op, bool kNear, typename C = typename Op::C>
+JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C max, C power,
                       bool keeps, double (*folded)[kLanes * kFolded<typename Op::Storage>],
                       int64_t to) {
   using T = typename Op::Storage;
   using Sum = CpuSumType<T>;
-  alignas(64) C first_buffer[Arrays::kTileBuffer], second_buffer[Arrays::kTileBuffer];
-  alignas(64) C column_buffer[Arrays::kTileBuffer];
   alignas(64) C last[kLanes], maxima[kLanes], powers[kLanes];
   Broadcast(max, maxima), Broadcast(power, powers);
   double total[Op::kTermSums][kLanes] = {};
   C counts[2][kLanes] = {};
   constexpr int64_t kTo = kFolded<T>;
   Sum sums[Op::kTermSums][kLanes] = {};  // of a tile
-  const bool is_one_tile = std::is_same_v<T, float> || of.whole_end - of.first <= kTile<C>;
-  const int64_t tail = at + cols - kLanes;
+  const int64_t tile = std::is_same_v<T, float> ? of.whole : kTile<C>;
+  const bool is_one_tile = of.whole <= tile;
+  const C *const x = on.in[0] + at, *const other = on.in[1] + at, *const column = on.column;
+  const int64_t tail = of.Cols() - kLanes;
   if (of.rest > 0) {
-    AddVector<Op, kNear, !kNear, true>(
-        on.Load(0, tail, kLanes, first_buffer), on.LoadSecond(tail, kLanes, second_buffer),
-        on.LoadColumn(cols - kLanes, kLanes, column_buffer), kLanes - of.rest, maxima, powers,
-        nullptr, last, sums, kNotExact, counts);
+    AddVector<Op, kNear, !kNear, true>(x + tail, other + tail, column + tail, kLanes - of.rest,
+                                       maxima, powers, nullptr, last, sums, kNotExact, counts);
   }
-  ForTiles<!std::is_same_v<T, float>, C>(of, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
-    const C* const x = on.Load(0, at + i, n, first_buffer);
-    const C* const other = on.LoadSecond(at + i, n, second_buffer);
-    const C* const column = on.LoadColumn(i, n, column_buffer);
-    C unused[kLanes];
-    C* const terms = keeps ? on.Results(at + i, nullptr) : unused;
-    const int64_t step = keeps ? 1 : 0;
-    for (int64_t j = 0; j < n; j += kLanes) {
+  C unused[kLanes];
+  C* const terms = keeps ? on.out + at : unused;
+  const int64_t step = keeps ? 1 : 0;
+  for (int64_t i = 0; i < of.whole; i += tile) {
+    const int64_t end = std::min(i + tile, of.whole);
+    for (int64_t j = i; j < end; j += kLanes) {
       AddVector<Op, kNear, !kNear, false>(x + j, other + j, column + j, 0, maxima, powers, nullptr,
                                           terms + step * j, sums, kNotExact, counts);
     }
-    if (is_one_tile) return;
+    if (is_one_tile) break;
     AddCounts<Op>(counts, sums);
     for (int s = 0; s < Op::kTermSums; ++s) {
 #pragma omp simd
       for (int64_t l = 0; l < kLanes; ++l) total[s][l] += sums[s][l], sums[s][l] = 0;
     }
-  });
-  if (keeps && of.rest > 0) std::copy_n(last, kLanes, on.Results(tail, nullptr));
+  }
+  if (keeps && of.rest > 0) std::copy_n(last, kLanes, terms + tail);
   const auto fold = [&](auto& from) JK_INLINE_LAMBDA {
     for (int s = 0; s < Op::kTermSums; ++s) {
       std::decay_t<decltype(from[0][0])> few[kTo];
@@ -207,8 +175,8 @@ JK_INLINE void AddRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& 
 }
 
 // Computes the sums of `count` rows in a segment.
-template <typename Op, typename Arrays, typename C = typename Op::C>
-JK_INLINE void AddSums(const Arrays& on, int64_t cols, int64_t count, const Bounds& of,
+template <typename Op, typename C = typename Op::C>
+JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, const Segment& of,
                        const C* max, const C* power, const int32_t* near, bool keeps,
                        GroupSums<Op>& total, GroupSums<Op>& lost) {
   using T = typename Op::Storage;
@@ -220,11 +188,11 @@ JK_INLINE void AddSums(const Arrays& on, int64_t cols, int64_t count, const Boun
   for (int64_t r = 0; r < count; ++r) {
     if constexpr (Op::kHasNear) {
       if (near[r]) {
-        AddRow<Op, true>(on, r * cols, cols, of, max[r], power[r], keeps, folded, r);
+        AddRow<Op, true>(on, r * cols, of, max[r], power[r], keeps, folded, r);
         continue;
       }
     }
-    AddRow<Op, false>(on, r * cols, cols, of, max[r], power[r], keeps, folded, r);
+    AddRow<Op, false>(on, r * cols, of, max[r], power[r], keeps, folded, r);
   }
   for (int s = 0; s < Op::kTermSums; ++s) {
     FoldedColumns<kTo>(folded[s], columns);
@@ -239,73 +207,64 @@ JK_INLINE void AddSums(const Arrays& on, int64_t cols, int64_t count, const Boun
   }
 }
 
-// Stores the results of a row.
-template <typename Op, bool kKeep, typename Arrays, typename C = typename Op::C>
-JK_INLINE void FinishRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& of,
+// Stores the results of a row that begins at `at`.
+template <typename Op, bool kKeep, typename C = typename Op::C>
+JK_INLINE void FinishRow(const GroupArrays<C>& on, int64_t at, const Segment& of,
                          const GroupConstants<C>& row) {
-  alignas(64) C first_buffer[Arrays::kTileBuffer], second_buffer[Arrays::kTileBuffer], last[kLanes];
-  alignas(64) C column_buffer[Arrays::kTileBuffer];
-  const auto first_at = [&](int64_t i, int64_t n) JK_INLINE_LAMBDA -> const C* {
-    return kKeep ? on.Results(i, nullptr) : on.Load(0, i, n, first_buffer);
-  };
-  const int64_t tail = at + cols - kLanes;
-  if (of.rest > 0) {
-    FinishVector<Op, kKeep>(first_at(tail, kLanes), on.LoadSecond(tail, kLanes, second_buffer),
-                            on.LoadColumn(cols - kLanes, kLanes, column_buffer), row, last);
+  alignas(64) C last[kLanes];
+  const C *const x = (kKeep ? on.out : on.in[0]) + at, *const other = on.in[1] + at;
+  const int64_t tail = of.Cols() - kLanes;
+  if (of.rest > 0) FinishVector<Op, kKeep>(x + tail, other + tail, on.column + tail, row, last);
+  for (int64_t i = 0; i < of.whole; i += kLanes) {
+    FinishVector<Op, kKeep>(x + i, other + i, on.column + i, row, on.out + at + i);
   }
-  ForTiles<Arrays::kTiled, C>(of, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
-    const C* const x = first_at(at + i, n);
-    const C* const other = on.LoadSecond(at + i, n, second_buffer);
-    const C* const column = on.LoadColumn(i, n, column_buffer);
-    C* const results = on.Results(at + i, first_buffer);
-    for (int64_t j = 0; j < n; j += kLanes) {
-      FinishVector<Op, kKeep>(x + j, other + j, column + j, row, results + j);
-    }
-    on.Store(results, n, at + i);
-  });
-  if (of.rest > 0) {
-    C* const results = on.Results(tail, first_buffer);
-    std::copy_n(last, kLanes, results);
-    on.Store(results, kLanes, tail);
-  }
+  if (of.rest > 0) std::copy_n(last, kLanes, on.out + at + tail);
 }
 
 // Processes rows of at least kLanes elements in groups, or one step of one segment of a row that
 // threads share. The remainder of a row is computed as its last kLanes elements, before the whole
-// vectors, because terms and results may overwrite elements.
-template <typename Op, int kVectors, bool kLoaded = true>
+// vectors, because terms and results may overwrite elements. Half types are widened once into a
+// buffer, which also keeps the terms: for rows that threads share into `room`, by the first step.
+template <typename Op, int kVectors>
 JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  constexpr bool kIsHalf = !std::is_same_v<T, C>, kWidens = kIsHalf && kLoaded;
+  constexpr bool kIsHalf = !std::is_same_v<T, C>;
+  constexpr RowStep kFirst = Op::kUsesMax    ? RowStep::kMax
+                             : Op::kSums > 0 ? RowStep::kSums
+                                             : RowStep::kResults;
   const int64_t cols = call.arrays.cols, size = SegmentCols(cols);
   const int64_t segments = kVectors > 0 ? 1 : SegmentCount(cols);
   const bool is_shared = kVectors == 0 && range.step != RowStep::kAll;
-  const bool keeps = kKeeps<Op> && (!kIsHalf || kLoaded) && call.part == Part::kWhole;
+  const bool keeps = kKeeps<Op> && call.part == Part::kWhole;
   const int64_t most = kGroupElements * 4 / (Op::kInputs * sizeof(C) * cols);
-  const int64_t at_once = is_shared ? 1 : std::clamp<int64_t>(most, 1, kLanes);
-  alignas(64) C first_wide[kWidens ? kGroupElements : 1];
-  alignas(64) C second_wide[kWidens && Op::kInputs == 2 ? kGroupElements : 1];
-  alignas(64) C column_wide[kWidens && Op::kTakesColumn ? kGroupElements : 1];
-  RowColumn column = call.column;
-  if constexpr (kWidens && Op::kTakesColumn) {
-    column = {LoadColumn<T>(call.column, 0, cols, column_wide), true};
-  }
+  const int64_t at_once = segments > 1 ? 1 : std::clamp<int64_t>(most, 1, kLanes);
+  const bool loads = !is_shared || range.step == kFirst;
+  const int64_t room = is_shared ? call.arrays.rows * cols : at_once * cols;
+  const Buffer<C> own(kIsHalf && !is_shared ? Op::kInputs * room : 0);
+  const Buffer<C> own_column(kIsHalf && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
+  const C* column = nullptr;
+  C* const wide = is_shared ? static_cast<C*>(range.room) : own.data();
   const auto makes = [&](RowStep step) { return !is_shared || range.step == step; };
   for (int64_t at = range.begin; at < range.end; at += at_once) {
     const int64_t row = is_shared ? at / segments : at, count = std::min(at_once, range.end - at);
     const int64_t begin = is_shared ? at % segments : 0, end = is_shared ? begin + 1 : segments;
-    const int64_t end_col = end == segments ? cols : end * size;
+    const int64_t first_col = begin * size, end_col = end == segments ? cols : end * size;
+    const int64_t first = row * cols + first_col, n = count * (end_col - first_col);
     SegmentStatistics* const shared = is_shared ? range.segments + row * segments : nullptr;
-    GroupArrays<Op, kLoaded> on = {};
-    on.column = column;
+    T* const out = static_cast<T*>(call.arrays.out) + first;
+    GroupArrays<C> on = {};  // from first_col on
     for (int k = 0; k < Op::kInputs; ++k) {
-      on.in[k] = static_cast<const T*>(call.arrays.in[k]) + row * cols;
-      on.wide[k] = k == 0 ? first_wide : second_wide;
-      if constexpr (kWidens) Load(on.in[k], count * cols, on.wide[k]);
+      C* const buffer = wide + k * room + (is_shared ? first : 0);
+      const T* const from = static_cast<const T*>(call.arrays.in[k]) + first;
+      on.in[k] = Load(from, loads ? n : 0, buffer);
+      if (k == 0) on.out = ResultBuffer(out, buffer);
     }
-    if (Op::kStoresElements && call.arrays.out != nullptr) {
-      on.out = static_cast<T*>(call.arrays.out) + row * cols;
+    if constexpr (Op::kTakesColumn) {
+      if (is_shared || column == nullptr) {
+        column = LoadColumn<T>(call.column, first_col, end_col - first_col, own_column.data());
+      }
+      on.column = column;
     }
 
     C max[kLanes], found_max[kLanes], power[kLanes], of_max[kLanes], labelled[kLanes] = {};
@@ -318,10 +277,11 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     } else if constexpr (Op::kUsesMax) {
       if (makes(RowStep::kMax)) {
         if constexpr (Op::kTakesLabel) {
-          FindLabelled<T>(call, row, count, begin * size, end_col, labelled);
+          FindLabelled<T>(call, row, count, first_col, end_col, labelled);
         }
         for (int64_t s = begin; s < end; ++s) {
-          AddMaxima<Op>(on, cols, count, BoundsOf<kVectors>(cols, s), max);
+          const C* const x = on.in[0] + (s - begin) * size;
+          AddMaxima(x, cols, count, SegmentOf<kVectors>(cols, s), max);
         }
         if (is_shared) {
           shared[begin].max = max[0], shared[begin].labelled = labelled[0];
@@ -342,11 +302,13 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       const bool adds = makes(RowStep::kSums), is_long = segments > 1;
       double sum[kCount] = {}, error[kCount] = {};  // of a row of several segments
       for (int64_t s = adds ? begin : 0; reduces && s < (adds ? end : segments); ++s) {
-        const Bounds of = BoundsOf<kVectors>(cols, s);
         if (is_long) {
           std::fill_n(total[0], kCount * kLanes, 0), std::fill_n(lost[0], kCount * kLanes, 0);
         }
-        if (adds) AddSums<Op>(on, cols, count, of, max, power, near, keeps, total, lost);
+        if (adds) {
+          AddSums<Op>(on.From((s - begin) * size), cols, count, SegmentOf<kVectors>(cols, s), max,
+                      power, near, keeps, total, lost);
+        }
         for (int k = 0; is_long && k < kCount; ++k) {
           if (is_shared && adds) shared[s].sum[k] = total[k][0], shared[s].lost[k] = lost[k][0];
           if (!adds) total[k][0] = shared[s].sum[k], lost[k][0] = shared[s].lost[k];
@@ -368,6 +330,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     MakeRows<Op>(call, row, count, max, of_max, total, lost, labelled, end == segments, constants);
     if constexpr (Op::kStoresElements) {
       for (int64_t s = begin; s < end; ++s) {
+        const GroupArrays<C> from = on.From((s - begin) * size);
         for (int64_t r = 0; r < count; ++r) {
           GroupConstants<C> of;
           for (int k = 0; k < (Op::kTakesLabel ? kRowConstants : 3); ++k) {
@@ -375,15 +338,15 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
           }
           if constexpr (kKeeps<Op>) {
             if (keeps) {
-              FinishRow<Op, true>(on, r * cols, cols, BoundsOf<kVectors>(cols, s), of);
+              FinishRow<Op, true>(from, r * cols, SegmentOf<kVectors>(cols, s), of);
               continue;
             }
           }
-          FinishRow<Op, false>(on, r * cols, cols, BoundsOf<kVectors>(cols, s), of);
+          FinishRow<Op, false>(from, r * cols, SegmentOf<kVectors>(cols, s), of);
         }
       }
-      if constexpr (kWidens) Flush(first_wide, count * cols, on.out);
-      StoreExceptions<Op>(call, row, count, begin * size, end_col, constants);
+      Flush(on.out, n, out);
+      StoreExceptions<Op>(call, row, count, first_col, end_col, constants);
     }
   }
 }
@@ -414,9 +377,6 @@ JK_INLINE void RunRange(const RowCall& call, const RowRange& range, bool in_comp
       }
     }
 #endif
-    if constexpr (!std::is_same_v<typename Op::Storage, typename Op::C>) {
-      if (cols > kGroupElements) return OnThisMachine<RunWide<Op, 0, false>>(call, range);
-    }
     OnThisMachine<RunWide<Op, 0>>(call, range);
   }
 }

@@ -69,7 +69,7 @@ struct MoreSummands {
 // driver can keep the constants of a group in arrays.
 inline constexpr int kRowConstants = 6;
 template <typename C>
-struct RowConstants {
+struct Row {
   C max, sum, extra, constant = 0, there = 0, is_everywhere = 0;
 };
 
@@ -91,8 +91,6 @@ template <typename T, int kCount = 1>
 struct RowOp {
   using Storage = T;
   using C = CpuComputeType<T>;
-  using Row = RowConstants<C>;
-  using Found = Statistics<C, kCount>;
   static constexpr int kSums = kCount;
   static constexpr int kTermSums = kCount;
   static constexpr bool kCounts = false;
@@ -124,23 +122,21 @@ struct ForwardOp : RowOp<T, kCount> {
 template <typename T>
 struct SoftmaxForward : ForwardOp<T> {
   using typename ForwardOp<T>::C;
-  using typename ForwardOp<T>::Row;
-  using typename ForwardOp<T>::Found;
   static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
   // The common factor of fixed-shift terms cancels in the quotient.
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
   }
   // One Newton step rounds the quotient like a division; half types do not need it.
-  JK_INLINE static C FinishTerm(C term, C, const Row& row) {
+  JK_INLINE static C FinishTerm(C term, C, const Row<C>& row) {
     const C quotient = term * row.extra;
     if constexpr (!std::is_same_v<T, C>) return quotient;
     return quotient + (term - quotient * row.sum) * row.extra;
   }
-  JK_INLINE static C Finish(C x, C unused, const Row& row) {
+  JK_INLINE static C Finish(C x, C unused, const Row<C>& row) {
     return FinishTerm(ForwardOp<T>::Term(x, unused, row.max), unused, row);
   }
 };
@@ -154,8 +150,6 @@ template <typename T>
 struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1> {
   using Base = ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1>;
   using typename Base::C;
-  using typename Base::Found;
-  using typename Base::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kCounts = Base::kSums == 2;
   static constexpr bool kKeepsTerm = false;
@@ -166,18 +160,18 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
     term = is_of_max ? C(0) : term;
     return is_of_max ? C(1) : C(0);
   }
-  JK_INLINE static double LogSum(const Found& of) {
+  JK_INLINE static double LogSum(const auto& of) {
     if constexpr (Base::kSums == 2) {
       return Log1p(of.sum[0] / of.of_max + (of.sum[1] - 1));
     } else {
       return Log(of.sum[0]);
     }
   }
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     const double log_sum = LogSum(of);
     return {of.max, C(log_sum), C(log_sum - double(C(log_sum)))};
   }
-  JK_INLINE static C Finish(C x, C, const Row& row) {
+  JK_INLINE static C Finish(C x, C, const Row<C>& row) {
     const C difference = x - row.max;
     if constexpr (!std::is_same_v<T, C>) return difference - row.sum;
     const C error = DifferenceError(x, row.max, difference) - row.extra;
@@ -190,13 +184,11 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
 template <typename T>
 struct LinearOp : RowOp<T> {
   using typename RowOp<T>::C;
-  using typename RowOp<T>::Row;
-  using typename RowOp<T>::Found;
   static constexpr int kInputs = 2;
   static constexpr bool kUsesMax = false;
   static constexpr bool kKeepsTerm = false;
 
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     return {C(0), C(of.sum[0]), C(0)};
   }
 };
@@ -206,30 +198,29 @@ struct LinearOp : RowOp<T> {
 template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
-  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kSoftmaxGrad;
   JK_INLINE static C Term(C y, C dy, C) { return y * dy; }
-  JK_INLINE static C Finish(C y, C dy, const Row& row) { return y * (dy - row.sum); }
+  JK_INLINE static C Finish(C y, C dy, const Row<C>& row) { return y * (dy - row.sum); }
 };
 
 // dx = dy - exp(y) * sum(dy), where y <= 0, as log-softmax returns it
 template <typename T>
 struct LogSoftmaxGradOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
-  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   JK_INLINE static C Term(C, C dy, C) { return dy; }
-  JK_INLINE static C Finish(C y, C dy, const Row& row) { return dy - Exp<true>(y, C(0)) * row.sum; }
+  JK_INLINE static C Finish(C y, C dy, const Row<C>& row) {
+    return dy - Exp<true>(y, C(0)) * row.sum;
+  }
 };
 
 // dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGradOfY.
 template <typename T>
 struct LogSoftmaxJvpOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
-  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   JK_INLINE static C Term(C y, C dx, C) { return Exp<true>(y, C(0)) * dx; }
-  JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
+  JK_INLINE static C Finish(C, C dx, const Row<C>& row) { return dx - row.sum; }
 };
 
 // Gradients that read x, for half types: their y is rounded, and exp(y) would multiply that error
@@ -238,11 +229,9 @@ template <typename T>
 struct LinearOpOfX : ForwardOp<T, 2> {
   using typename ForwardOp<T, 2>::C;
   static constexpr bool kCounts = true;
-  using typename ForwardOp<T, 2>::Row;
-  using typename ForwardOp<T, 2>::Found;
   static constexpr int kInputs = 2;
 
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     return {of.max, C(of.sum[1] / of.sum[0]), C(0)};
   }
 };
@@ -251,12 +240,11 @@ struct LinearOpOfX : ForwardOp<T, 2> {
 template <typename T>
 struct LogSoftmaxGradOfX : LinearOpOfX<T> {
   using typename LinearOpOfX<T>::C;
-  using typename LinearOpOfX<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   static constexpr bool kKeepsTerm = true;
   JK_INLINE static C SecondTerm(C, C dy, bool /*is_of_max*/) { return dy; }
-  JK_INLINE static C FinishTerm(C term, C dy, const Row& row) { return dy - term * row.sum; }
-  JK_INLINE static C Finish(C x, C dy, const Row& row) {
+  JK_INLINE static C FinishTerm(C term, C dy, const Row<C>& row) { return dy - term * row.sum; }
+  JK_INLINE static C Finish(C x, C dy, const Row<C>& row) {
     return FinishTerm(LinearOpOfX<T>::Term(x, dy, row.max), dy, row);
   }
 };
@@ -265,11 +253,10 @@ struct LogSoftmaxGradOfX : LinearOpOfX<T> {
 template <typename T>
 struct LogSoftmaxJvpOfX : LinearOpOfX<T> {
   using typename LinearOpOfX<T>::C;
-  using typename LinearOpOfX<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   static constexpr bool kKeepsTerm = false;
   JK_INLINE static C SecondTerm(C term, C dx, bool /*is_of_max*/) { return term * dx; }
-  JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
+  JK_INLINE static C Finish(C, C dx, const Row<C>& row) { return dx - row.sum; }
 };
 
 template <typename T>
@@ -299,15 +286,13 @@ struct LogSumExpOp : RowOp<T, kCount> {
 template <typename T>
 struct LogSumExpForward : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
-  using typename LogSumExpOp<T>::Row;
-  using typename LogSumExpOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpForward;
   static constexpr int kInputs = 1;
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kStoresElements = false;
   static constexpr int kStores = 1;
 
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     const double sum = of.sum[0];
     const double log_sum = sum > 0 && sum < kInf<double> ? Log(sum)
                            : sum == 0                    ? -kInf<double>
@@ -321,18 +306,16 @@ struct LogSumExpForward : LogSumExpOp<T> {
 template <typename T>
 struct LogSumExpGrad : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
-  using typename LogSumExpOp<T>::Row;
-  using typename LogSumExpOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpGrad;
   static constexpr int kInputs = 1;
   static constexpr bool kKeepsTerm = true;
   static constexpr int kTakes = 1;
 
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>& given) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>& given) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(given.taken[0] / of.sum[0]), C(0)};
   }
-  JK_INLINE static C FinishTerm(C term, C, const Row& row) { return term * row.sum; }
-  JK_INLINE static C Finish(C x, C unused, const Row& row) {
+  JK_INLINE static C FinishTerm(C term, C, const Row<C>& row) { return term * row.sum; }
+  JK_INLINE static C Finish(C x, C unused, const Row<C>& row) {
     return FinishTerm(LogSumExpOp<T>::Term(x, unused, row.max), unused, row);
   }
 };
@@ -342,8 +325,6 @@ template <typename T>
 struct LogSumExpJvp : LogSumExpOp<T, 2> {
   using typename LogSumExpOp<T, 2>::C;
   static constexpr bool kCounts = !std::is_same_v<T, C>;
-  using typename LogSumExpOp<T, 2>::Row;
-  using typename LogSumExpOp<T, 2>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpJvp;
   static constexpr int kInputs = 2;
   static constexpr bool kKeepsTerm = false;
@@ -351,7 +332,7 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   static constexpr int kStores = 1;
 
   JK_INLINE static C SecondTerm(C term, C dx, bool /*is_of_max*/) { return term * dx; }
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>&) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(of.sum[1] / of.sum[0]), C(0)};
   }
   JK_INLINE static C Result(C sum) { return sum; }
@@ -362,8 +343,6 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
 template <typename T, int kCount>
 struct RmsNormOp : RowOp<T, kCount> {
   using typename RowOp<T, kCount>::C;
-  using typename RowOp<T, kCount>::Row;
-  using typename RowOp<T, kCount>::Found;
   static constexpr int kInputs = kCount;
   static constexpr bool kUsesMax = false;
   static constexpr bool kKeepsTerm = false;
@@ -371,7 +350,7 @@ struct RmsNormOp : RowOp<T, kCount> {
   static constexpr bool kAverages = true;
 
   JK_INLINE static C Term(C x, C, C) { return x * x; }
-  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>& given) {
+  JK_INLINE static Row<C> MakeRow(const auto& of, const RowInputs<C>& given) {
     const double square = 1 / (of.sum[0] / given.cols + given.epsilon);
     return {C(0), C(__builtin_sqrt(square)), C(square * (of.sum[kCount - 1] / given.cols))};
   }
@@ -381,19 +360,17 @@ struct RmsNormOp : RowOp<T, kCount> {
 template <typename T>
 struct RmsNormForward : RmsNormOp<T, 1> {
   using typename RmsNormOp<T, 1>::C;
-  using typename RmsNormOp<T, 1>::Row;
   static constexpr Operation kOperation = Operation::kRmsNormForward;
-  JK_INLINE static C Finish(C x, C, C scale, const Row& row) { return x * row.sum * scale; }
+  JK_INLINE static C Finish(C x, C, C scale, const Row<C>& row) { return x * row.sum * scale; }
 };
 
 // dx = r (scale dy - x r^2 mean(x scale dy))
 template <typename T>
 struct RmsNormGrad : RmsNormOp<T, 2> {
   using typename RmsNormOp<T, 2>::C;
-  using typename RmsNormOp<T, 2>::Row;
   static constexpr Operation kOperation = Operation::kRmsNormGrad;
   JK_INLINE static C SecondTerm(C x, C dy, C scale) { return x * (scale * dy); }
-  JK_INLINE static C Finish(C x, C dy, C scale, const Row& row) {
+  JK_INLINE static C Finish(C x, C dy, C scale, const Row<C>& row) {
     return row.sum * (scale * dy - x * row.extra);
   }
 };
@@ -402,10 +379,9 @@ struct RmsNormGrad : RmsNormOp<T, 2> {
 template <typename T>
 struct RmsNormJvp : RmsNormOp<T, 2> {
   using typename RmsNormOp<T, 2>::C;
-  using typename RmsNormOp<T, 2>::Row;
   static constexpr Operation kOperation = Operation::kRmsNormJvp;
   JK_INLINE static C SecondTerm(C x, C dx, C) { return x * dx; }
-  JK_INLINE static C Finish(C x, C dx, C scale, const Row& row) {
+  JK_INLINE static C Finish(C x, C dx, C scale, const Row<C>& row) {
     return scale * (row.sum * (dx - x * row.extra));
   }
 };

@@ -143,7 +143,7 @@ static_assert(kLanes == 16);
 template <typename Op>
 using GroupSums = double[std::max(1, Op::kSums)][kLanes];
 
-// The constants of a group's rows: the fields of RowConstants.
+// The constants of a group's rows: the fields of Row.
 template <typename C>
 using GroupConstants = C[kRowConstants][kLanes];
 
@@ -214,14 +214,14 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
   }
 #pragma omp simd
   for (int64_t r = 0; r < kLanes; ++r) {
-    typename Op::Found found = {};
+    Statistics<C, Op::kSums> found = {};
     found.max = max[r], found.of_max = of_max[r];
     for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(total[s][r], lost[s][r]);
     RowInputs<C> given = {};
     for (int i = 0; i < Op::kTakes; ++i) given.taken[i] = taken[i][r];
     if constexpr (Op::kTakesLabel) given.labelled = labelled[r], given.label = label[r];
     if constexpr (Op::kAverages) given.cols = call.arrays.cols, given.epsilon = call.epsilon;
-    const RowConstants<C> row = Op::MakeRow(found, given);
+    const Row<C> row = Op::MakeRow(found, given);
     constants[0][r] = row.max, constants[1][r] = row.sum, constants[2][r] = row.extra;
     if constexpr (Op::kTakesLabel) {
       constants[3][r] = row.constant, constants[4][r] = row.there;
@@ -311,7 +311,7 @@ JK_INLINE void FinishVector(const C* first, const C* second, const C* column,
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const C other = Op::kInputs == 2 ? second[l] : C(0);
-    const RowConstants<C> row = {rows[0][l], rows[1][l], rows[2][l], rows[3][l]};
+    const Row<C> row = {rows[0][l], rows[1][l], rows[2][l], rows[3][l]};
     if constexpr (kKeep) {
       result[l] = Op::FinishTerm(first[l], other, row);
     } else if constexpr (Op::kTakesColumn) {
