@@ -12,82 +12,15 @@
 #include <thread>
 #include <utility>
 
+#include "core/ceil_div.h"
 #include "core/guard.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {
 
-// A future that is already complete.
-inline xla::ffi::Future ReadyFuture(xla::ffi::Error error = xla::ffi::Error::Success()) {
-  xla::ffi::Promise promise;
-  xla::ffi::Future future(promise);
-  if (error.success()) {
-    promise.SetAvailable();
-  } else {
-    promise.SetError(std::move(error));
-  }
-  return future;
-}
-
-// Bytes per chunk. The minimum hides the cost of scheduling. Large chunks keep two threads out of
-// the same huge page, which both would clear although only one copy is kept.
-inline constexpr int64_t kMinChunkBytes = 64 * 1024;
-inline constexpr int64_t kMaxChunkBytes = 8 * 1024 * 1024;
-inline constexpr int64_t kChunksPerThread = 4;
-
-// Calls body(begin, end) on disjoint ranges that cover [0, rows). The future is ready when all
-// calls have returned; it is an error if one has thrown. `row_bytes` is the memory traffic of one
-// row.
-//
-// The caller works too and never waits for another thread: threads take chunks from a shared
-// counter. So a pool without free threads costs time but cannot deadlock.
-template <typename Body>
-xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t row_bytes,
-                             Body body) {
-  const bool shared = rows > 1 && rows * row_bytes > kMinChunkBytes;
-  const int64_t pool_threads = shared ? std::max<int64_t>(1, pool.num_threads()) : 1;
-  const int64_t chunk_bytes = std::clamp(rows * row_bytes / (pool_threads * kChunksPerThread),
-                                         kMinChunkBytes, kMaxChunkBytes);
-  const int64_t chunk_rows = std::max<int64_t>(1, chunk_bytes / std::max<int64_t>(1, row_bytes));
-  const int64_t chunks = (rows + chunk_rows - 1) / chunk_rows;
-  const int64_t threads = std::min(chunks, pool_threads);
-  if (threads <= 1) {
-    if (rows > 0) body(int64_t{0}, rows);
-    return ReadyFuture();
-  }
-
-  struct Work {
-    Work(Body body, int64_t rows, int64_t chunk_rows, int64_t chunks)
-        : body(std::move(body)), rows(rows), chunk_rows(chunk_rows), chunks(chunks), left(chunks) {}
-
-    void Run() {
-      for (;;) {
-        const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
-        if (chunk >= chunks) return;
-        const int64_t begin = chunk * chunk_rows;
-        left.CountDown(ThrownBy([&] { body(begin, std::min(rows, begin + chunk_rows)); }));
-      }
-    }
-
-    const Body body;
-    const int64_t rows, chunk_rows, chunks;
-    std::atomic<int64_t> next{0};
-    xla::ffi::CountDownPromise left;
-  };
-  // Shared ownership: a pool thread may start after the handler has returned.
-  auto work = std::make_shared<Work>(std::move(body), rows, chunk_rows, chunks);
-  xla::ffi::Future future(work->left);
-  // Nothing may throw from here on: XLA would free its buffers while other threads write to them. A
-  // thread that cannot be scheduled costs time only.
-  ThrownBy([&] {
-    for (int64_t i = 1; i < threads; ++i) pool.Schedule([work] { work->Run(); });
-  });
-  work->Run();
-  return future;
-}
-
 // Calls body(step, unit) for all units of step 0, then for all units of step 1, and so on. Returns
-// when all are done; returns an error if one has thrown.
+// when all are done; returns an error if one has thrown. The caller works too, so that a pool
+// without free threads costs time but cannot deadlock. An idle thread may release `body` later.
 //
 // A thread waits only for units that other threads already run, and yields meanwhile: all units of
 // a step are taken before any unit of the next one. (The end of a step cannot schedule the next
@@ -137,6 +70,26 @@ xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t
   work->Run();
   work->WaitFor(work->all);
   return work->error;
+}
+
+// Bytes per chunk. The minimum hides the cost of scheduling. Large chunks keep two threads out of
+// the same huge page, which both would clear although only one copy is kept.
+inline constexpr int64_t kMinChunkBytes = 64 * 1024;
+inline constexpr int64_t kMaxChunkBytes = 8 * 1024 * 1024;
+inline constexpr int64_t kChunksPerThread = 4;
+
+// Calls body(begin, end) on disjoint ranges that cover [0, rows), as one step. `row_bytes` is the
+// memory traffic of one row.
+template <typename Body>
+xla::ffi::Error ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t row_bytes,
+                            Body body) {
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t chunk_bytes =
+      std::clamp(rows * row_bytes / (threads * kChunksPerThread), kMinChunkBytes, kMaxChunkBytes);
+  const int64_t chunk_rows = std::max<int64_t>(1, chunk_bytes / std::max<int64_t>(1, row_bytes));
+  return ParallelSteps(pool, 1, CeilDiv(rows, chunk_rows), [=](int64_t, int64_t chunk) {
+    body(chunk * chunk_rows, std::min(rows, (chunk + 1) * chunk_rows));
+  });
 }
 
 }  // namespace jaxkernels

@@ -4,7 +4,6 @@
 // (read_call.h), how a row or a segment is computed, how threads take work (parallel_for.h).
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -37,23 +36,20 @@ void AdviseHugePages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes
 }
 
 // Splits the segments of long rows over the threads of the pool, one step after the other.
-ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
+ffi::Error RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
-  // The handler owns these buffers, not the work that threads share: an idle thread may release
-  // that after the handler has returned.
-  std::vector<SegmentStatistics> of_units(units);
-  const std::unique_ptr<double[]> room_owner(new double[RoomToShare(call) / sizeof(double) + 1]);
-  SegmentStatistics* const segments = of_units.data();
-  double* const room = room_owner.get();
+  std::vector<SegmentStatistics> segments(units);
+  const std::unique_ptr<double[]> room(new double[RoomToShare(call) / sizeof(double) + 1]);
   constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
   const int first = static_cast<int>(FirstStep(call.operation, call.dtype));
-  return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
-    RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments, room});
-  }));
+  return ParallelSteps(pool, kEnd - first, units, [&](int64_t step, int64_t unit) {
+    const auto of_row = static_cast<RowStep>(first + step);
+    RunRows(call, {unit, unit + 1, of_row, segments.data(), room.get()});
+  });
 }
 
 // Splits the rows of a call over the threads of the pool.
-ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
+ffi::Error Run(ffi::ThreadPool& pool, const RowCall& call) {
   const RowArrays& arrays = call.arrays;
   const int64_t width = ByteWidth(call.dtype);
   if (arrays.out != nullptr) {
@@ -62,7 +58,7 @@ ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
   if (arrays.rows < pool.num_threads() && MayShareRows(call)) return RunSharedRows(pool, call);
   const int64_t row_bytes = arrays.cols * width * (InputsOf(call.operation) + 1);
   return ParallelFor(pool, arrays.rows, row_bytes,
-                     [=](int64_t begin, int64_t end) { RunRows(call, {begin, end}); });
+                     [&](int64_t begin, int64_t end) { RunRows(call, {begin, end}); });
 }
 
 // A handler that reads its call with kRead.
@@ -73,7 +69,7 @@ constexpr auto kHandler = [](ffi::ThreadPool pool, auto... arguments) {
   if (error.success() && call.scales.data != nullptr) {
     error = ffi::Error::InvalidArgument("no CPU kernel applies scales");
   }
-  return error.failure() ? ReadyFuture(std::move(error)) : Run(pool, call);
+  return error.failure() ? error : Run(pool, call);
 };
 
 auto OnPool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
