@@ -18,6 +18,14 @@
 
 namespace jaxkernels {
 
+// The enum value of this name; `what` names the enum in the error.
+template <typename Enum>
+Enum FromName(const std::string& name, const char* what) {
+  Enum value;
+  if (ParseName(name, &value)) return value;
+  throw nanobind::value_error(("unknown " + std::string(what) + " '" + name + "'").c_str());
+}
+
 // An enum is a string as a property, and an integer in hashes and pickles.
 template <typename T>
 auto AsProperty(const T& value) {

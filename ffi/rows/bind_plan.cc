@@ -15,13 +15,6 @@ namespace nb = nanobind;
 namespace jaxkernels {
 namespace {
 
-template <typename Enum>
-Enum FromName(const std::string& name, const char* what) {
-  Enum value;
-  if (ParseName(name, &value)) return value;
-  throw nb::value_error(("unknown " + std::string(what) + " '" + name + "'").c_str());
-}
-
 SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
                  const DeviceLimits& limits, const std::string& tier, const std::string& part,
                  int offset, bool shifted) {

@@ -62,6 +62,25 @@ ffi::Error WrongShape(const OperationTraits& traits, const NamedBuffer& operand,
                        ShapeText(operand.buffer.dimensions()));
 }
 
+// Check that an operand has the dtype and the shape of `x`.
+ffi::Error CheckDType(const OperationTraits& traits, const NamedBuffer& operand,
+                      const NamedBuffer& x) {
+  const ffi::DataType wanted = x.buffer.element_type();
+  if (operand.buffer.element_type() == wanted) return ffi::Error::Success();
+  return WrongDType(traits, operand, DTypeName(wanted) + " as " + std::string(x.name) + " has");
+}
+ffi::Error CheckShape(const OperationTraits& traits, const NamedBuffer& operand,
+                      const NamedBuffer& x) {
+  const ffi::AnyBuffer::Dimensions wanted = x.buffer.dimensions();
+  if (operand.buffer.dimensions() == wanted) return ffi::Error::Success();
+  return WrongShape(traits, operand, ShapeText(wanted) + " as " + std::string(x.name) + " has");
+}
+ffi::Error CheckElements(const OperationTraits& traits, const NamedBuffer& operand,
+                         const NamedBuffer& x) {
+  ffi::Error error = CheckDType(traits, operand, x);
+  return error.failure() ? error : CheckShape(traits, operand, x);
+}
+
 // Checks that an operand has `count` numbers per row of `x`.
 ffi::Error CheckPerRow(const OperationTraits& traits, const NamedBuffer& operand, int count,
                        const NamedBuffer& x) {
@@ -165,9 +184,9 @@ ffi::Error ReadResult(const OperationTraits& traits, const OperandSpec& spec,
     return ReadRowScalars(traits, result, spec.count, x, &call->scalars_out);
   }
   call->arrays.out = buffer.untyped_data();
-  if (!IsNarrowed(*call, buffer.element_type())) return CheckSameAs(traits.name, result, x);
+  if (!IsNarrowed(*call, buffer.element_type())) return CheckElements(traits, result, x);
   call->result_dtype = *ToDType(buffer.element_type());
-  return CheckSameShape(traits.name, result, x);
+  return CheckShape(traits, result, x);
 }
 
 // Reads the shape of a mask or bias: each dimension equals that of the scores or is 1, except the
@@ -225,10 +244,7 @@ ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
 // Reads a bias, which has the dtype of the scores.
 ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
                     const NamedBuffer& scores, MaskedRows* rows) {
-  const ffi::DataType wanted = scores.buffer.element_type();
-  if (bias.buffer.element_type() != wanted) {
-    return WrongDType(traits, bias, DTypeName(wanted) + " as " + std::string(scores.name) + " has");
-  }
+  if (ffi::Error error = CheckDType(traits, bias, scores); error.failure()) return error;
   return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
 }
 
@@ -239,7 +255,7 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
   switch (spec.role) {
     case Role::kElements:
       call->arrays.in[number] = buffer.untyped_data();
-      return CheckSameAs(traits.name, operand, x);
+      return CheckElements(traits, operand, x);
     case Role::kBroadcast:
       call->arrays.in[1] = buffer.untyped_data();
       return ReadBias(traits, operand, x, &call->attention);
@@ -290,13 +306,16 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   const ffi::ErrorOr<ffi::AnyBuffer> first = operands.get<ffi::AnyBuffer>(0);
   if (!first) return first.error();
   const NamedBuffer x = {traits.operands.begin()->name, *first};
-  ffi::Error error = CheckDType(traits.name, x);
-  if (error.success()) error = CheckHasRows(traits.name, x);
-  if (error.failure()) return error;
+  const std::optional<DType> dtype = ToDType(x.buffer.element_type());
+  if (!dtype) return WrongDType(traits, x, "float32, bfloat16, float16 or float64");
+  if (x.buffer.dimensions().size() == 0) {
+    return MismatchError(traits.name, x.name, "rank", "1 or more", "0");
+  }
+  ffi::Error error = ffi::Error::Success();
 
   const RowShape shape = RowShapeOf(x.buffer);
   call->part = part;
-  call->dtype = call->result_dtype = *ToDType(x.buffer.element_type());
+  call->dtype = call->result_dtype = *dtype;
   call->arrays = {{x.buffer.untyped_data(), nullptr}, nullptr, shape.rows, shape.cols};
   if ((statistics != nullptr || traits.Stores() > 0) && shape.cols == 0) {  // no statistics
     error = MismatchError(traits.name, x.name, "columns", "1 or more", "0");

@@ -36,10 +36,7 @@ SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& 
                bool trans_a, bool trans_b, const DeviceLimits& limits,
                const std::string& algorithm_name, int split_k, bool for_batch, bool aligned_a,
                bool aligned_b, bool aligned_c) {
-  Algorithm algorithm;
-  if (!ParseName(algorithm_name, &algorithm)) {
-    throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
-  }
+  const auto algorithm = FromName<Algorithm>(algorithm_name, "algorithm");
   SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
   problem.for_batch = for_batch;
   problem = WithPadding(problem, limits, algorithm);

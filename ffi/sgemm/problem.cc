@@ -7,12 +7,6 @@
 namespace jaxkernels {
 namespace {
 
-std::string OperandsText(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
-                         bool trans_a, bool trans_b) {
-  return "a has shape " + ShapeText(a_shape) + (trans_a ? ", transposed" : "") + ", b has shape " +
-         ShapeText(b_shape) + (trans_b ? ", transposed" : "");
-}
-
 // Merges tells whether an outer and an inner dimension of one operand equal one dimension with the
 // inner stride.
 bool Merges(int64_t outer_stride, int64_t inner_stride, int64_t inner_size) {
@@ -25,7 +19,9 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     const std::vector<int64_t>& b_shape, bool trans_a,
                                     bool trans_b) {
   SgemmProblem problem;
-  const std::string operands = OperandsText(a_shape, b_shape, trans_a, trans_b);
+  const std::string operands = "a has shape " + ShapeText(a_shape) +
+                               (trans_a ? ", transposed" : "") + ", b has shape " +
+                               ShapeText(b_shape) + (trans_b ? ", transposed" : "");
   const std::size_t rank = a_shape.size();
   if (rank < 2 || b_shape.size() != rank) {
     return {problem, "operands need one rank of at least 2; " + operands};
