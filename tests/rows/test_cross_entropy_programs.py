@@ -19,14 +19,9 @@ LABEL = np.random.default_rng(0).integers(0, 24, (16, 8)).astype(np.int32)
 LABEL[::3, 1] = -1
 
 
-def losses(x, label=LABEL, reduction="none", **options):
-    return jk.cross_entropy(
-        x, label, label_smoothing=0.1, z_loss=0.01, reduction=reduction, **options
-    )
-
-
 def mean(x, label=LABEL, **options):
-    return losses(x, label, "mean", **options)
+    options |= {"label_smoothing": 0.1, "z_loss": 0.01, "reduction": "mean"}
+    return jk.cross_entropy(x, label, **options)
 
 
 @pytest.mark.usefixtures("on_a_cpu")
