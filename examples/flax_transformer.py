@@ -81,18 +81,6 @@ def optax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jnp.sum(losses * has_label) / jnp.sum(has_label)
 
 
-def our_parts() -> Parts:
-    return Parts(
-        jaxkernels.flax.dot_product_attention,
-        partial(jk.dot_general, other_dtypes="xla"),
-        partial(jk.cross_entropy, reduction="mean"),
-    )
-
-
-def their_parts(attention: Callable[..., jax.Array]) -> Parts:
-    return Parts(attention, jax.lax.dot_general, optax_loss)
-
-
 def make_batch(length: int) -> Batch:
     """Random tokens; each sequence is shorter than the one before."""
     tokens = jax.random.randint(jax.random.key(0), (BATCH, length + 1), 0, CLASSES)
@@ -224,15 +212,18 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
         "flax.linen": (linen_loss, linen.dot_product_attention),
         "flax.nnx": (nnx_loss, nnx.dot_product_attention),
     }
+    our_parts = Parts(
+        jaxkernels.flax.dot_product_attention,
+        partial(jk.dot_general, other_dtypes="xla"),
+        partial(jk.cross_entropy, reduction="mean"),
+    )
     findings = []
     # On a GPU JAX's products would be TF32, with errors of 3e-4; ours are float32 anyway.
     with jax.default_matmul_precision("highest"):
         for dtype in options.dtypes:
             for name, (make, attention) in kinds.items():
-                ours, theirs = (
-                    make(parts, options.dropout, dtype)
-                    for parts in (our_parts(), their_parts(attention))
-                )
+                theirs = Parts(attention, jax.lax.dot_general, optax_loss)
+                ours, theirs = (make(p, options.dropout, dtype) for p in (our_parts, theirs))
                 findings.append(compare(name, dtype, ours, theirs, batch))
 
     print(f"{batch.tokens.shape} tokens, dropout {options.dropout}, ", end="")

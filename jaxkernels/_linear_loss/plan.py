@@ -201,17 +201,14 @@ class _Problem:
             largest = max(_CHUNK_BYTES // of_row, 1)
             bound = self.of_chunk(min(largest, most)).total_bytes
         plan = self.of_chunk(most)
-        fits = most == self.rows and plan.total_bytes <= bound
-        return plan if fits else self._in_chunks(bound, most)
-
-    def _in_chunks(self, bound: int, most_rows: int) -> LinearCrossEntropyPlan:
-        """The plan with the fewest chunks, of 1 to `most_rows` rows, whose memory stays within `bound`."""
+        if most == self.rows and plan.total_bytes <= bound:
+            return plan
 
         def total(rows: int) -> int:
             return self.of_chunk(rows).total_bytes
 
         step = _ROW_STEP if total(_ROW_STEP) <= bound else 1
-        most = bisect.bisect_right(range(step, most_rows, step), bound, key=total) * step
+        most = bisect.bisect_right(range(step, most, step), bound, key=total) * step
         chunks = -(-self.rows // max(most, 1))
         return self.of_chunk(-(-self.rows // (chunks * step)) * step)
 

@@ -148,7 +148,10 @@ class Calls:
     all_sums: bool
 
     def residuals(self, x: jax.Array, label: jax.Array, scales: jax.Array | None) -> jax.Array:
-        """The residuals of each row, by the kernel."""
+        """The residuals of each row."""
+        if self.implementation == "xla":
+            assert scales is None  # `prepared` has applied them
+            return reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
         return self.run(cross_entropy_fwd, x, label, scales, all_sums=self.all_sums)
 
     def run(
@@ -205,8 +208,7 @@ class Calls:
         """
         if self.implementation != "xla":
             return measures(self, x, label, scales)
-        assert scales is None  # plain JAX has applied them
-        kept = reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
+        kept = self.residuals(x, label, scales)
         return self.measures_of(kept), kept[..., :1]
 
     def weighted_loss(

@@ -177,9 +177,13 @@ def logsumexp(
         log_sum, sign = _sum_with_factors(x, factor.astype(dtype), axes)
     else:
         axes = validate.canonical_axes(axis, x.ndim, x.ndim)
-        log_sum = _reduce(x, axes, tier, implementation)
+        if axes and axes != (x.ndim - 1,):
+            x = last_axis.merged(last_axis.moved_last(x, axes), len(axes))
+        rows = x if axes else jnp.expand_dims(x, -1)  # without axes, an element is a row of its own
+        options = {"tier": tier or "auto", "require_kernel": implementation == "ffi"}
+        log_sum = jnp.squeeze(logsumexp_fwd(rows, wide=False, **options), -1)
         if factor is not None:  # one factor per row
-            factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
+            factor = factor.astype(dtype).reshape((1,) * (len(shape) - factor.ndim) + factor.shape)
             log_sum, sign = _multiplied(log_sum, jnp.squeeze(factor, axes))
     if sign is not None and not return_sign:
         with jax.debug_nans(False):  # the NaN of a negative sum is the documented result
@@ -234,22 +238,6 @@ def _sum_with_factors(
     is_zero = total == 0
     log_sum = jnp.log(jnp.abs(jnp.where(is_zero, 1, total))) + jnp.squeeze(shift, axes)
     return jnp.where(is_zero, -jnp.inf, log_sum), jnp.sign(total)
-
-
-def _reduce(
-    x: jax.Array, axes: tuple[int, ...], tier: Tier | None, implementation: Implementation | None
-) -> jax.Array:
-    """Log sum exp over `axes` (ascending), which the result does not have."""
-    if axes == (x.ndim - 1,):
-        rows = x
-    elif axes:
-        rows = last_axis.merged(last_axis.moved_last(x, axes), len(axes))
-    else:  # every element is a row of its own
-        rows = jnp.expand_dims(x, -1)
-    result = logsumexp_fwd(
-        rows, tier=tier or "auto", require_kernel=implementation == "ffi", wide=False
-    )
-    return jnp.squeeze(result, -1)
 
 
 def _sign_of(log_sum: jax.Array) -> jax.Array:
