@@ -53,13 +53,6 @@ class Data(NamedTuple):
     y: jax.Array  # (n,)
 
 
-class Posterior(NamedTuple):
-    """The prediction at other points."""
-
-    mean: jax.Array
-    variance: jax.Array
-
-
 class Finding(NamedTuple):
     """The findings of one product, at the hyperparameters that float32 fitted."""
 
@@ -128,12 +121,14 @@ def likelihood(hyper: Hyper, data: Data, product: Product) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="product")
-def predict(hyper: Hyper, data: Data, z: jax.Array, product: Product) -> Posterior:
+def predict(
+    hyper: Hyper, data: Data, z: jax.Array, product: Product
+) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of the function at the points z."""
     lower, whitened = factor(hyper, data, product)
     across = solve_triangular(lower, covariance(hyper, data.x, product, z), lower=True)
     variance = jnp.exp(hyper.signal) - jnp.sum(across * across, axis=0)
-    return Posterior(product(across.T, whitened[:, None])[:, 0], variance)
+    return product(across.T, whitened[:, None])[:, 0], variance
 
 
 def fit(data: Data, product: Product, steps: int) -> tuple[Hyper, np.ndarray]:

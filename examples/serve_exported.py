@@ -39,13 +39,8 @@ REQUESTED = (1, 3, 4, 20, 32)
 ALLOWED = 1e-5
 
 
-class Weights(NamedTuple):
-    """Weights of one attention layer and of the layer of logits."""
-
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-    logits: jax.Array
+# Of queries, keys and values (3, FEATURES, FEATURES), and of logits (FEATURES, CLASSES).
+Weights = tuple[jax.Array, jax.Array]
 
 
 class Result(NamedTuple):
@@ -63,20 +58,19 @@ class Result(NamedTuple):
 
 
 def make_weights() -> Weights:
-    keys = jax.random.split(jax.random.key(0), 4)
-    query, key, value = jax.vmap(lambda k: jax.random.normal(k, (FEATURES, FEATURES)))(keys[:3])
-    scale = FEATURES**-0.5
-    logits = jax.random.normal(keys[3], (FEATURES, CLASSES))
-    return Weights(scale * query, scale * key, scale * value, logits)
+    keys = jax.random.split(jax.random.key(0))
+    attention = jax.random.normal(keys[0], (3, FEATURES, FEATURES)) * FEATURES**-0.5
+    return attention, jax.random.normal(keys[1], (FEATURES, CLASSES))
 
 
 def model(weights: Weights, x: jax.Array) -> jax.Array:
     """Maps sequences (batch, LENGTH, FEATURES) to probabilities (batch, CLASSES)."""
     shape = (*x.shape[:2], HEADS, FEATURES // HEADS)
-    query, key, value = (jk.matmul(x, w).reshape(shape) for w in weights[:3])
+    attention, logits = weights
+    query, key, value = (jk.matmul(x, w).reshape(shape) for w in attention)
     attended = jk.dot_product_attention(query, key, value, is_causal=True)
     features = jnp.mean(attended.reshape(x.shape), axis=1)
-    return jk.softmax(jk.matmul(features, weights.logits))
+    return jk.softmax(jk.matmul(features, logits))
 
 
 def export(weights: Weights, file: Path) -> jax.export.Exported:

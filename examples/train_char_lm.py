@@ -184,18 +184,14 @@ def write(params: Any, form: Form, attention: Attention) -> str:
     return "".join(chr(letter) for letter in letters)
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def main(arguments: Sequence[str] | None = None) -> list[float]:
+    """Trains, prints what the model writes, and returns the loss of every step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--attention", choices=tuple(ATTENTIONS), default="jaxkernels")
     parser.add_argument("--short", action="store_true", help="a tiny model, few steps")
     parser.add_argument("--steps", type=int, help="number of steps; default: that of the form")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the loss curve")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> list[float]:
-    """Trains, prints what the model writes, and returns the loss of every step."""
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     form = SHORT if options.short else FULL
     form = form._replace(steps=options.steps or form.steps)
     attention = ATTENTIONS[options.attention]

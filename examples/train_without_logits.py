@@ -55,18 +55,6 @@ class PairModel(linen.Module):
         return linen.LayerNorm()(x), embed.embedding
 
 
-def plain_loss(x: jax.Array, table: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss, with all logits stored."""
-    return jk.cross_entropy(jk.matmul(x, table.T), labels, reduction="mean")
-
-
-def lean_loss(max_bytes: int, x: jax.Array, table: jax.Array, labels: jax.Array) -> jax.Array:
-    """The same loss, with the logits of some tokens at a time."""
-    return jk.linear_cross_entropy(
-        x, table, labels, trans_w=True, reduction="mean", max_bytes=max_bytes
-    )
-
-
 def load_tokens() -> jax.Array:
     """The text as pairs of characters, numbers below CLASSES."""
     text = load_text().astype(jnp.int32)
@@ -120,7 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
     )
     print(f"{plan}\n")
     results = []
-    losses: dict[str, Loss] = {"all logits": plain_loss, "chunks": partial(lean_loss, max_bytes)}
+    linear = partial(jk.linear_cross_entropy, trans_w=True, max_bytes=max_bytes)
+    losses: dict[str, Loss] = {
+        "all logits": lambda x, w, y: jk.cross_entropy(jk.matmul(x, w.T), y, reduction="mean"),
+        "chunks": partial(linear, reduction="mean"),
+    }
     for name, loss in losses.items():
         result = train(loss, tokens, form)
         results.append(result)

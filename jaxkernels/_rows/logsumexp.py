@@ -39,17 +39,14 @@ def _finite(largest: jax.Array) -> jax.Array:
     return jnp.where(largest == -jnp.inf, 0, jnp.where(largest == jnp.inf, most, largest))
 
 
-def _narrow(scalar: jax.Array, x: jax.Array, wide: bool) -> jax.Array:
-    return scalar if wide else scalar.astype(x.dtype)
-
-
 @primitive.of_operation(
     from_statistics=lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1])
 )
 def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
     """Log-sum-exp of each row: y = max x + log sum exp(x - max x)."""
     relative_to, terms = _log_sum_exp_terms(widen(x))
-    return _narrow(jnp.log(row_sum(terms)) + relative_to, x, wide)
+    y = jnp.log(row_sum(terms)) + relative_to
+    return y if wide else y.astype(x.dtype)
 
 
 @primitive.of_operation()
@@ -64,7 +61,8 @@ def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
 def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
     """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
     _, terms = _log_sum_exp_terms(widen(x))
-    return _narrow(quotient(row_sum(terms * widen(dx)), row_sum(terms)), x, wide)
+    dy = quotient(row_sum(terms * widen(dx)), row_sum(terms))
+    return dy if wide else dy.astype(x.dtype)
 
 
 # The Jacobian of a row is softmax(x), which both kernels compute from x.

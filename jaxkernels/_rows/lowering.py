@@ -35,18 +35,18 @@ def lower_kernel(
     options = {"tier": tier, "require_kernel": require_kernel}
     if not registry.has_kernels(platform):
         return lower_reference(kernel, ctx, *operands, **options, **attributes)
+
+    def traced(function: Callable[..., Any]) -> Any:
+        return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
+
     name = kernel.primitive.name
     if attributes.get("has_scales") and platform == "cpu":
-        function = functools.partial(derivatives.of_scaled_logits, kernel, options | attributes)
-        return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
+        return traced(functools.partial(derivatives.of_scaled_logits, kernel, options | attributes))
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(
             f"{name}: tier={tier!r} has no kernel for platform 'cpu'. Drop tier= or "
             'implementation="ffi"'
         )
-
-    def traced(function: Callable[..., Any]) -> Any:
-        return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
 
     avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]

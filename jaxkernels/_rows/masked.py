@@ -198,8 +198,9 @@ def apply(
         )
     if empty_rows == "mean" and (mask is not None or not band.is_open):
         mean = 1 / jnp.asarray(shape[-1], reference.compute_dtype(y))
-        sees = _sees_something(None if mask is None else sides[0], shape, band)
-        y = jnp.where(sees, y, mean.astype(y.dtype))
+        seen = reference.band(shape, **band.attributes())
+        seen = seen if mask is None else seen & sides[0]
+        y = jnp.where(jnp.any(seen, axis=-1, keepdims=True), y, mean.astype(y.dtype))
     return y.astype(dtype)
 
 
@@ -239,9 +240,3 @@ def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array
     leading = (1,) * (len(shape) - side.ndim)
     side = side.reshape(*leading, *side.shape)
     return jnp.broadcast_to(side, (*side.shape[:-1], shape[-1]))
-
-
-def _sees_something(mask: jax.Array | None, shape: tuple[int, ...], band: Band) -> jax.Array:
-    """Whether each row has a visible column, of shape (..., 1)."""
-    seen = reference.band(shape, **band.attributes())
-    return jnp.any(seen if mask is None else seen & mask, axis=-1, keepdims=True)
