@@ -130,7 +130,7 @@ def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
     options = {"alpha": -0.5, "beta": 3.0}
     flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
     got = jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), c, **options, **flags)
-    assert np.array_equal(got, cases.truth(a, b, c, **options))
+    assert np.array_equal(got, cases.bounded(a, b, c, **options).value)
 
 
 @transposes
@@ -153,7 +153,7 @@ def test_slices(offset, trans_a, trans_b):
             )
             return jk.sgemm(*operands, trans_a=trans_a, trans_b=trans_b, algorithm=THIN)
 
-        assert np.array_equal(product(flat), cases.truth(a, b)), (batch, m, n, k)
+        assert np.array_equal(product(flat), cases.bounded(a, b).value), (batch, m, n, k)
 
 
 @algorithms
@@ -181,7 +181,7 @@ def test_factors_round_alike_on_every_rung(gpu, algorithm, shape):
     alpha, beta = np.float32(1 / 3), np.float32(0.7)
     got = np.asarray(jk.sgemm(a, b, c, alpha=alpha, beta=beta, algorithm=algorithm))
     # float64 holds the products by alpha and these sums exactly: multiples of 2^-25 below 2^20.
-    scaled = np.float64(alpha) * cases.truth(a, b)
+    scaled = np.float64(alpha) * cases.bounded(a, b).value
     assert np.array_equal(got, (scaled + np.float64(beta * c)).astype(np.float32))
     other = (np.float64(scaled.astype(np.float32)) + np.float64(beta) * c).astype(np.float32)
     assert k == 0 or not np.array_equal(got, other)  # alpha * sum, rounded
@@ -348,7 +348,7 @@ def test_deep_products_are_summed_in_parts(gpu, k):
 def test_error_is_no_worse_than_xlas(n, algorithm):
     """relF against float64, ours and XLA's at the highest precision, on the same data."""
     a, b = cases.operand("normal", (n, n)), cases.operand("normal", (n, n), seed=1)
-    want = cases.truth(a, b)
+    want = cases.bounded(a, b).value
 
     def error(got):
         return np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
