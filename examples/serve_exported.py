@@ -39,7 +39,7 @@ REQUESTED = (1, 3, 4, 20, 32)
 ALLOWED = 1e-5
 
 
-# Of queries, keys and values (3, FEATURES, FEATURES), and of logits (FEATURES, CLASSES).
+# The weights of queries, keys and values (3, FEATURES, FEATURES), and of logits (FEATURES, CLASSES).
 Weights = tuple[jax.Array, jax.Array]
 
 
