@@ -1,4 +1,4 @@
-// What the checks of every handler share, on the CPU and on CUDA alike.
+// Errors and names of buffers for every handler, on the CPU and on CUDA alike.
 //
 // Owns: the wording of errors about buffers. A failed check returns an ffi::Error that
 // names the operation, the operand, the expected value and the actual value. Nothing throws. Texts
