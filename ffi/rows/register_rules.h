@@ -26,8 +26,8 @@ struct WarpShape {
 };
 
 // Layouts in the order of trial: the first that covers the row is used. Layouts with one pack per
-// lane have two rows per access, so that two loads are in flight. The lanes are fixed at compile
-// time. Time with lanes as an argument, which saves 70 of 580 kernels of a dtype, to that without:
+// lane have two rows per access, so that two loads are in flight. Lanes as an argument of the
+// kernel would save 70 of 580 kernels of a dtype. Time with them, of that without:
 // H200 f32 log-softmax 8, 32, 64, 1024 cols: 1.19, 1.16, 1.14, 1.08
 // H200 bf16 log-sum-exp 8, 16, 32 cols: 1.32, 1.20, 1.11
 // clang-format off
@@ -91,6 +91,7 @@ inline constexpr int kStagedChunkBytes = 4 * 1024;
 constexpr int MostStagedElements(DType dtype) { return IsDouble(dtype) ? 8 : 16; }
 // Maximum length of staged rows.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
+// H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
 constexpr int MostStagedCols(DType dtype, int inputs) {
   return 32 * MostStagedElements(dtype) / (IsHalf(dtype) ? 1 : inputs);
@@ -163,8 +164,12 @@ constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
 // Time relative to a copy, masked and causal scores, with 32 waves of grid-stride blocks, except in
 // the lines with one block per row (the present code):
 // H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
+// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
+// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
 // H200 bf16 8192 cols: one block per row 1.07, 1.07
 // H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
+// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
+// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
 // H200 f32 8192 cols: one block per row 1.08, 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
@@ -183,7 +188,9 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
+// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
 // H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
+// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
 // Losses with their gradients, before the warp-0 broadcast (IsLed in smem_rules.h):
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96

