@@ -88,7 +88,7 @@ bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t batch_count =
       SumsInOrder(problem) ? problem.batch.Count() : problem.BatchCountForOrder();
   return CyclesOfThin(problem, limits, batch_count) <
-         CyclesOfThinPipelined(problem, limits, batch_count);
+         CyclesOfPipelinedIfThin(problem, limits, batch_count);
 }
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {

@@ -1,5 +1,6 @@
-// The plan of each rung and its cost model; plan.cc chooses the rung by them. pipelined/plan.cc,
-// thin/plan.cc and tensor/plan.cc have the functions.
+// The plan of each rung and its cost model: defined in pipelined/plan.cc, thin/plan.cc and
+// tensor/plan.cc. plan.cc defines RungOf, which chooses the rung by them. WithPadding (plan.h) is
+// also defined in pipelined/plan.cc.
 //
 // Owns: this interface. Estimates of time are in cycles of an SM and only rank choices. Choices
 // depend on m, n, k, the transposes and the device, with for_batch also on the batch; for `thin`
@@ -53,11 +54,11 @@ inline constexpr int64_t kDepthOfLaunch = 2816;
 int64_t KPerSplit(int64_t k, int64_t split_k);
 
 // CyclesOfPipelined estimates the time of `batch_count` batch members of a large product,
-// CyclesOfThinPipelined that of a product that `thin` can run.
+// CyclesOfPipelinedIfThin that of a product that `thin` can run.
 double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
                          int64_t batch_count);
-double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
-                             int64_t batch_count);
+double CyclesOfPipelinedIfThin(const SgemmProblem& problem, const DeviceLimits& limits,
+                               int64_t batch_count);
 
 // PlanPipelined chooses the tile and the split of k.
 void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,

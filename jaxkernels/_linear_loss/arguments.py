@@ -53,8 +53,14 @@ def checked(
     logits_dtype = plan.logits_dtype_name(logits_dtype)
     validate.check_static(trans_w=trans_w, max_bytes=max_bytes)
     max_bytes = plan.as_bytes(name, max_bytes)
-    algorithm = default_algorithm.current()
-    options = Options(bool(trans_w), all_sums, logits_dtype, max_bytes, implementation, algorithm)
+    options = Options(
+        trans_w=bool(trans_w),
+        all_sums=all_sums,
+        logits_dtype=logits_dtype,
+        max_bytes=max_bytes,
+        implementation=implementation,
+        algorithm=default_algorithm.current(),
+    )
     label = loss_arguments.as_labels(name, argument, ids)
     x, w = validate.as_array(name, "x", x), validate.as_array(name, "w", w)
     x, w = _of_one_dtype(name, x, w, dtype, label)

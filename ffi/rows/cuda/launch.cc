@@ -20,8 +20,11 @@ cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStre
 
 cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
                         cudaStream_t stream) {
-  const LaunchShape shape{plan.grid_blocks, plan.block_threads, plan.smem_bytes,
-                          plan.cluster_blocks, plan.smem_bytes > 0};
+  const LaunchShape shape{.blocks = plan.grid_blocks,
+                          .threads = plan.block_threads,
+                          .smem_bytes = plan.smem_bytes,
+                          .cluster_blocks = plan.cluster_blocks,
+                          .prefers_smem = plan.smem_bytes > 0};
   return LaunchFunction(function, shape, stream, kernel_args);
 }
 

@@ -204,8 +204,8 @@ double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits
   return CyclesOf(problem, limits, choice, batch_count) * slower;
 }
 
-double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
-                             int64_t batch_count) {
+double CyclesOfPipelinedIfThin(const SgemmProblem& problem, const DeviceLimits& limits,
+                               int64_t batch_count) {
   const double results = 1.0 * problem.m * problem.n;
   const double elements = 1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + results;
   TileChoice choice = ChooseOrder(problem, limits, 0);

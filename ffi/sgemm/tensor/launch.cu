@@ -91,9 +91,11 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileSelec
   if (error == cudaSuccess) error = LaunchProduct(plan, tensor, {0, first, false}, stream);
   if (error == cudaSuccess) error = LaunchProduct(plan, tensor, {first, tiles, first > 0}, stream);
   if (error == cudaSuccess && plan.split_k > 1) {
-    error =
-        LaunchKernel(FinishParts, {scratch.tiles * kFinishBlocks, kFinishThreads, 0, kFinishBlocks},
-                     stream, tensor);
+    error = LaunchKernel(FinishParts,
+                         {.blocks = scratch.tiles * kFinishBlocks,
+                          .threads = kFinishThreads,
+                          .cluster_blocks = kFinishBlocks},
+                         stream, tensor);
   }
   if (error != cudaSuccess) return error;
   return LaunchKernel(plan.split_k > 1 ? RepairElements<true> : RepairElements<false>,

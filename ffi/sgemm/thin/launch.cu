@@ -34,7 +34,10 @@ cudaError_t LaunchShortSide(const SgemmPlan& plan, const SgemmArgs& product, cud
   const bool in_packs = (plan.long_is_a ? plan.pack_a : plan.pack_b) > 1;
   const auto find = short_lines == 1 ? FindShortSide<1> : FindShortSide<4>;
   return LaunchKernel(find(plan.thin, in_packs),
-                      {plan.grid_blocks, plan.block_threads, 0, plan.cluster_blocks}, stream, args);
+                      {.blocks = plan.grid_blocks,
+                       .threads = plan.block_threads,
+                       .cluster_blocks = plan.cluster_blocks},
+                      stream, args);
 }
 
 using SmallKKernel = void (*)(SmallKArgs);
@@ -64,7 +67,11 @@ cudaError_t LaunchSmallK(const SgemmPlan& plan, const SgemmArgs& product, cudaSt
   args.tiles_n = static_cast<unsigned>(plan.long_is_a ? plan.tiles_n : plan.tiles_m);
   const SmallKKernel kernel = FindSmallK(plan.tile, args.product.a_k_major,
                                          std::make_integer_sequence<int, kSmallKTileCount>{});
-  return LaunchKernel(kernel, {plan.grid_blocks, plan.block_threads, plan.smem_bytes, 1, true},
+  return LaunchKernel(kernel,
+                      {.blocks = plan.grid_blocks,
+                       .threads = plan.block_threads,
+                       .smem_bytes = plan.smem_bytes,
+                       .prefers_smem = true},
                       stream, args);
 }
 
