@@ -145,7 +145,7 @@ def test_it_reaches_programs():
     programs = {
         linen_attention: "softmax_fwd",
         of_nnx: "softmax_fwd",
-        lambda x: jax.nn.log_softmax(x): "log_softmax_fwd",
+        lambda x: optax.softmax_cross_entropy(x, x): "log_softmax_fwd",
         integer_labels: "logsumexp_fwd",
         jax.grad(integer_labels): "logsumexp_grad",
         lambda x: jax.scipy.special.logsumexp(x, axis=(0, 2)): "logsumexp_fwd",
@@ -156,6 +156,18 @@ def test_it_reaches_programs():
         assert "jaxkernels" not in lowered(lambda x, f=program: f(x), x)
         with jk.patch_jax_nn():
             assert operation in hlo.operations(lowered(lambda x, f=program: f(x), x))
+
+
+def test_a_jitted_function_keeps_what_it_was_compiled_with():
+    """As the docstring says."""
+    x = jnp.ones((2, 3))
+    outside = jax.jit(lambda x: jax.nn.softmax(x))
+    inside = jax.jit(lambda x: jax.nn.softmax(x))
+    outside(x)
+    with jk.patch_jax_nn():
+        inside(x)
+        assert "jaxkernels" not in outside.lower(x).as_text()
+    assert hlo.operations(inside.lower(x).as_text()) == ["softmax_fwd"]
 
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)

@@ -147,6 +147,22 @@ def test_runs_inside_a_command_buffer(gpu, tmp_path):
             check_captured(dump.read_text(), int(results))
 
 
+def test_reading_of_the_dump():
+    """The reader tells a captured custom call from one that is not."""
+    inside = "000: kCommandBuffer\n  000: kCustomCall a\n  001: kKernel b\n"
+    text = f"{inside}001: kCustomCall c\n"
+    assert thunks(text) == [
+        ("kCommandBuffer", False),
+        ("kCustomCall", True),
+        ("kKernel", True),
+        ("kCustomCall", False),
+    ]
+    check_captured(inside, 1)
+    for broken, results in ((text, 1), (inside, 2)):  # a call outside, a call missing
+        with pytest.raises(AssertionError):
+            check_captured(broken, results)
+
+
 def test_values_of_the_program():
     """Without the command buffer, on any machine: what the captured program is held to is right."""
     run_python("-c", PROGRAM)

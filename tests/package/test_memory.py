@@ -128,3 +128,9 @@ def test_product_needs_the_stated_scratch(algorithm, with_c, k):
     assert analysis.temp_size_in_bytes <= scratch + SLACK
     assert analysis.output_size_in_bytes <= c.nbytes + SLACK
     assert analysis.alias_size_in_bytes == (c.nbytes if with_c else 0)
+
+
+def test_this_file_would_notice_a_temporary():
+    """A product that has to be kept for the next product."""
+    x = jnp.zeros((2048, 64), jnp.float32)
+    assert stats(lambda x: (x @ x.T) @ x, x).temp_size_in_bytes > SLACK

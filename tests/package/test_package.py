@@ -1,6 +1,9 @@
-"""The package as a whole: the names that it shows, and what it says where it is not installed."""
+"""The package as a whole: the names that it shows, their docstrings, and what it says where it is not installed."""
 
+import doctest
+import importlib
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -92,3 +95,25 @@ def test_pytest_benchmark_is_not_loaded():
     """Up to 5.2 it warns under xdist before filters of warnings, which are errors here, take effect."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert "-p no:benchmark" in " ".join(options["addopts"])
+
+
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(jk.__path__, "jaxkernels.")
+    if not name.endswith(("__main__", "._cuda", "._cpu"))
+]
+
+
+def test_docstring_examples():
+    attempted = 0
+    for name in ["jaxkernels", *MODULES]:
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.failed == 0, name
+        attempted += result.attempted
+    assert attempted >= 10
+
+
+def test_every_public_name_has_a_docstring():
+    for name in jk.__all__:
+        if name != "__version__":
+            assert getattr(jk, name).__doc__, name

@@ -366,7 +366,7 @@ def test_mapped_rows_share_chunks():
 
 
 def test_the_truth_notices_mistakes():
-    """Results that err by 2^-9 of their largest element fail, and right ones pass."""
+    """Results that err by 2^-9 of themselves, or are those of a rounded w, fail, and right ones pass."""
     operands = draw("float32")
     loss, *gradients = checked(operands, "mean", None)
     x, w, bias, label = operands
@@ -374,7 +374,11 @@ def test_the_truth_notices_mistakes():
     error = np.float32(2.0**-9)
     with pytest.raises(AssertionError, match="loss"):
         layer.check(loss * (1 + error), (), "mean")
-    for i, (right, name) in enumerate(zip(gradients, ("dx", "dw", "dbias"), strict=True)):
-        wrong = [*gradients[:i], right + error * np.max(np.abs(right)), *gradients[i + 1 :]]
-        with pytest.raises(AssertionError, match=name):
-            layer.check(loss, wrong, "mean")
+    rounded = w.astype(oracle.storage("bfloat16")).astype(w.dtype)
+    wrong_loss, *others = jax.device_get(program(label, "mean")(x, rounded, bias))
+    with pytest.raises(AssertionError, match="loss"):
+        layer.check(wrong_loss, (), "mean")
+    for i, name in enumerate(("dx", "dw", "dbias")):
+        for wrong in (gradients[i] * (1 + error), others[i]):
+            with pytest.raises(AssertionError, match=name):
+                layer.check(loss, [*gradients[:i], wrong, *gradients[i + 1 :]], "mean")

@@ -1,5 +1,6 @@
 """Memory, derivatives and shardings of scaled_masked_softmax, and mistakes that its truth notices."""
 
+import dataclasses
 import functools
 
 import jax
@@ -69,7 +70,7 @@ def test_gradient_of_the_bias_does_not_depend_on_the_scale(dtype, scale):
 
 @pytest.mark.parametrize("size", [(5, 7), (7, 5), (6, 70)], ids=str)
 def test_the_truth_notices_mistakes(size):
-    """Results and gradients that err by 2^-9 of their largest element, at each size, fail; right ones pass."""
+    """Results and gradients that err by 2^-9 of themselves, or have the mask of another row, fail; right ones pass."""
     shapes = {"mask": (2, 1, *size), "bias": (1, 3, *size)}
     scale = np.float32(0.7)
     c = case((2, 3, *size), "float32", scale=np.asarray(scale), causal=True, **shapes)
@@ -78,11 +79,18 @@ def test_the_truth_notices_mistakes(size):
     truth.check(y)
     truth.check_gradients(gradients, gradients)
     with pytest.raises(AssertionError, match="times the bound"):
-        truth.check(y + np.float32(2.0**-9) * np.max(y))
+        truth.check(y * np.float32(1 + 2.0**-9))
     for name, right in gradients.items():
-        wrong = right + np.float32(2.0**-9) * np.max(np.abs(right))
+        wrong = right * np.float32(1 + 2.0**-9)
         with pytest.raises(AssertionError, match=f"cotangent of {name}.* times the bound"):
             truth.check_gradients({name: wrong}, (name,))
+    another = dataclasses.replace(c, mask=np.roll(c.mask, 1, axis=-2))
+    ((y, gradients),) = masked_cases.run_all([another])
+    with pytest.raises(AssertionError, match="times the bound"):
+        truth.check(y)
+    for name in gradients:
+        with pytest.raises(AssertionError, match=f"cotangent of {name}.* times the bound"):
+            truth.check_gradients(gradients, (name,))
 
 
 X, MASK, BIAS = operands(case((8, 4, 16, 24), "float32", mask=(8, 1, 1, 24), bias=(1, 4, 16, 24)))

@@ -45,7 +45,9 @@ def masked_boundaries(dtype):
     found = []
     for residue in (0, 1):
         tier = lambda n: plan(n * pack + residue, dtype, "masked_softmax_fwd").tier  # noqa: B023, E731
-        found += [n * pack + residue for n in lengths._changes(tier, 1, 20000)]
+        packs = [n + 1 for n in range(1, 1100) if tier(n) != tier(n + 1)]
+        packs += lengths._changes(tier, 1100, 20000)
+        found += [n * pack + residue for n in packs]
     assert len(found) >= 4, found
     return found
 

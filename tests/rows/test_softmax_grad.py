@@ -98,27 +98,32 @@ def test_rows_by_turns_are_the_same_bits_as_in_batches(gpu, dtype):
 
 @pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize(
-    ("dtype", "cols", "tier", "rows"),
+    ("kind", "dtype", "cols", "tier"),
     [
         # In batches. Rows are whole cache lines: one that began elsewhere in its line would be summed otherwise.
-        ("float32", 262_144, None, 300),  # gradient: one row fills a cluster
-        ("float32", 400_000, None, 300),  # gradient: the same; forward, an SM holds two shares
-        ("bfloat16", 131_136, None, 300),
-        ("bfloat16", 393_280, None, 300),
-        ("float32", 28_864, "block_smem", 300),  # as GPUs without clusters do
+        ("batches", "float32", 262_144, None),  # gradient: one row fills a cluster
+        (
+            "batches",
+            "float32",
+            400_000,
+            None,
+        ),  # gradient: the same; forward, an SM holds two shares
+        ("batches", "bfloat16", 131_136, None),
+        ("batches", "bfloat16", 393_280, None),
+        ("batches", "float32", 28_864, "block_smem"),  # as GPUs without clusters do
         # Few rows have a kernel of their own, with twice the threads per block.
-        ("float32", 17_001, None, 700),
-        ("float32", 36_921, None, 700),
-        ("float32", 65_536, None, 700),
-        ("bfloat16", 26_003, None, 700),
-        ("bfloat16", 50_257, None, 700),
-        ("float16", 128_256, None, 700),
+        ("few", "float32", 17_001, None),
+        ("few", "float32", 36_921, None),
+        ("few", "float32", 65_536, None),
+        ("few", "bfloat16", 26_003, None),
+        ("few", "bfloat16", 50_257, None),
+        ("few", "float16", 128_256, None),
     ],
 )
-def test_few_rows_are_the_same_bits_as_those_of_many(gpu, dtype, cols, tier, rows):
+def test_few_rows_are_the_same_bits_as_those_of_many(gpu, kind, dtype, cols, tier):
     """The parts of some rows have maxima far apart, or are -inf, infinite or NaN."""
-    few = 6
-    if rows == 300:
+    rows, few = {"batches": 300, "few": 700}[kind], 6
+    if kind == "batches":
         plan = jk.plan_softmax((rows, cols), dtype, device=gpu, tier=tier)
         if not plan.halves:
             pytest.skip("this GPU takes these rows otherwise")
@@ -144,7 +149,9 @@ def test_few_rows_are_the_same_bits_as_those_of_many(gpu, dtype, cols, tier, row
     def all_of(x, t):
         y, vjp = jax.vjp(functools.partial(jk.softmax, tier=tier), x)
         log_y, log_vjp = jax.vjp(functools.partial(jk.log_softmax, tier=tier), x)
-        return y, *vjp(t), log_y, *log_vjp(t), jk.scaled_masked_softmax(x, t > 0, tier=tier)
+        lse, lse_vjp = jax.vjp(functools.partial(jk.logsumexp, axis=-1, tier=tier), x)
+        masked = jk.scaled_masked_softmax(x, t > 0, tier=tier)
+        return y, *vjp(t), log_y, *log_vjp(t), *lse_vjp(jnp.ones_like(lse)), masked
 
     whole = all_of(x, t)
     for i in range(0, rows - few, few):
