@@ -154,7 +154,9 @@ def test_few_rows_are_the_same_bits_as_those_of_many(gpu, kind, dtype, cols, tie
         return y, *vjp(t), log_y, *log_vjp(t), *lse_vjp(jnp.ones_like(lse)), masked
 
     whole = all_of(x, t)
-    for i in range(0, rows - few, few):
+    # Those that begin a line: others lie elsewhere in it than in an array of their own.
+    starts = range(0, rows - few, few) if kind == "batches" else [0]
+    for i in starts:
         for many, alone in zip(whole, all_of(x[i : i + few], t[i : i + few]), strict=True):
             assert jnp.array_equal(many[i : i + few], alone, equal_nan=True)
 
