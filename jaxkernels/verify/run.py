@@ -59,9 +59,7 @@ class Mistake:
     result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
     second_run_only: bool = False  # the first run is right
     keeps_dtype: bool = True  # the wrong result has the dtype of the right one
-    least: int | None = (
-        None  # how many programs show it at least; None: all that it is planted into
-    )
+    least: int | None = None  # programs that show it at least; None: all that it is planted into
 
     def fits(self, problem: Problem) -> bool:
         """Whether the mistake can spoil a problem, which must have results of several elements."""
