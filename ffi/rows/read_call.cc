@@ -77,7 +77,7 @@ ffi::Error CheckShape(const OperationTraits& traits, const NamedBuffer& operand,
 }
 ffi::Error CheckElements(const OperationTraits& traits, const NamedBuffer& operand,
                          const NamedBuffer& x) {
-  ffi::Error error = CheckDType(traits, operand, x);
+  const ffi::Error error = CheckDType(traits, operand, x);
   return error.failure() ? error : CheckShape(traits, operand, x);
 }
 
@@ -139,7 +139,7 @@ ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
     return WrongDType(traits, labels, "int32");
   }
   call->labels = static_cast<const int32_t*>(labels.buffer.untyped_data());
-  ffi::Error error = CheckPerRow(traits, labels, 1, x);
+  const ffi::Error error = CheckPerRow(traits, labels, 1, x);
   return error.failure() ? error : CheckCounts(traits, x);
 }
 

@@ -280,6 +280,7 @@ MISTAKES: dict[str, Mistake] = {
             np.isfinite(_wide(y)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y
         ),
         lambda p: _is_16_bit(p) and not {"labels", "label_dtype"} & set(p.options),
+        least=4,
     ),
     "last element not stored": Mistake(_last_element),
     "slice off by one": Mistake(lambda p, o, y: np.roll(y.reshape(len(y), -1), 1, axis=1), least=3),
