@@ -36,9 +36,9 @@ def peer_of_mask(peer, x, axis, mask):
     """jax.nn with a mask, on x broadcast against it.
 
     jax.nn itself counts the axis within x for the maximum and within the result for the sum, and so gives nonsense
-    where a mask adds dimensions. We count it within the result throughout.
+    where a mask adds dimensions. We count it within the result throughout, but softmax refuses one that x lacks.
     """
-    if mask is not None and mask.ndim > jnp.ndim(x):
+    if mask is not None and mask.ndim > jnp.ndim(x) and peer is not jax.nn.logsumexp:
         for index in axis if isinstance(axis, tuple) else () if axis is None else (axis,):
             if not -jnp.ndim(x) <= index < jnp.ndim(x):
                 raise ValueError("axis is out of bounds of x")
@@ -227,6 +227,8 @@ WHERE = [
     ((4, 7), (2, 4, 7), (-1, -2)),
     ((4, 7), (2, 4, 7), None),
     ((), (3,), None),
+    ((), (1,), 0),
+    ((7,), (4, 7), 1),
 ]
 
 
