@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels.verify.truth.bounded import LOG_ERROR, PRECISION, Bounded, known, sum_error
+from jaxkernels.verify.truth.compare import finite
 
 
 def band(
@@ -116,7 +117,9 @@ class Truth:
         if self.bias is not None:
             found["bias"] = sum_to(dt, self.bias).stored(PRECISION[self.bias.dtype.name])
         if self.traces_scale:
-            of_scale = sum_to((self.x * dt).where(dt.value != 0), self.given_scale)
+            # A gradient of 0 may be the rest of a cancellation, which a large score makes large.
+            rest = Bounded(0 * dt.value, finite(self.x.value) * dt.limit, dt.precision)
+            of_scale = sum_to((self.x * dt).where(dt.value != 0, rest), self.given_scale)
             found["scale"] = of_scale.stored(PRECISION[widened])
         return found
 
