@@ -169,6 +169,6 @@ def check_equal_heads(query: jax.Array, key: jax.Array) -> None:
     """Raises for heads that share keys, which the einsum hooks do not support."""
     if query.shape[-2] != key.shape[-2]:
         raise ValueError(
-            f"{FLAX_NAME}: the einsum hooks need as many key heads as query heads; "
+            f"{FLAX_NAME}: the einsum hooks need one key head for each query head; "
             f"got {key.shape[-2]} and {query.shape[-2]}"
         )

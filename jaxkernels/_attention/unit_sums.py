@@ -48,6 +48,10 @@ def weighted_values(
 def _unit_sums(
     weights: jax.Array, value: jax.Array, known: jax.Array | None, dot: heads.Dot
 ) -> jax.Array:
+    """The product of weights p and values v, y = p v; its tangent is p dv + dp v - y sum(dp).
+
+    `known` serves as y in the tangent, if it is given.
+    """
     del known
     return heads.weighted_values(weights, value, dot)
 

@@ -387,7 +387,11 @@ FLAX = (
     ({"module": "layer"}, TypeError, "module.*str"),
     *(({name: jnp.einsum}, ValueError, "together") for name in HOOKS),
     ({**HOOKS, "precision": "highest"}, ValueError, "exclude"),
-    ({**HOOKS, **dict.fromkeys(OPERANDS[1:], LAYERS[:, :, :2])}, ValueError, "as many key heads"),
+    (
+        {**HOOKS, **dict.fromkeys(OPERANDS[1:], LAYERS[:, :, :2])},
+        ValueError,
+        "one key head for each query head",
+    ),
     ({"empty_rows": None}, ValueError, "None"),
     ({"implementation": "cudnn"}, ValueError, "cudnn"),
     ({"window": -1}, ValueError, "-1"),
