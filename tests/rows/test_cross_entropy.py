@@ -91,6 +91,18 @@ def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
             )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_logits_whose_exponentials_round_to_one_still_spread(dtype):
+    """The gradient of the entropy is p (mean(x) - x) there."""
+    with cases.x64(dtype):
+        for cols in (19, 48):
+            x = cases.logits("normal", 17, cols, dtype) * np.asarray(1e-18, dtype)
+            entropies = functools.partial(jk.token_log_probs, return_entropy=True)
+            dx = jax.grad(lambda x: entropies(x, np.full(17, 3))[1].sum())(x)  # noqa: B023
+            want = (x.mean(-1, keepdims=True) - x) / cols
+            np.testing.assert_allclose(dx, want, rtol=1e-5, atol=1e-24)
+
+
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_tokens_that_are_left_out_do_no_harm(implementation):
     x = cases.logits("normal", 5, 33, "float32")

@@ -26,7 +26,7 @@
 //              factor, which MakeRow removes: Statistics::of_max
 //   SecondTerm the summand of the second sum, from Term, the other input, and whether Term is that
 //              of the maximum; it may modify the term
-//   MoreTerms  the summands of the third to fifth sums, from Term after SecondTerm
+//   MoreTerms  the summands of the third to fifth sums, from Term before SecondTerm
 //   MakeRow    the constants of a row, computed once from its statistics and RowInputs
 //   Finish     one element of the result from the inputs; FinishTerm from a kept summand and the
 //              second input. Kept maps a term to the kept summand

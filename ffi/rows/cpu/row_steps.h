@@ -274,6 +274,11 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
       if constexpr (kExact) lost[s][l] += SumError(sums[s][l], summand);
       sums[s][l] += summand;
     };
+    if constexpr (Op::kTermSums > 2) {
+      const auto more = Op::MoreTerms(term, x, max[l]);
+      add(2, more.spread), add(3, more.total);
+      counts[1][l] += kSkip && l < skip ? C(0) : more.seen;
+    }
     if constexpr (Op::kTakesColumn && Op::kTermSums > 1) {
       add(1, Op::SecondTerm(x, other, column[l]));
     } else if constexpr (Op::kTermSums > 1) {
@@ -285,11 +290,6 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
       }
     }
     add(0, term);
-    if constexpr (Op::kTermSums > 2) {
-      const auto more = Op::MoreTerms(term, x, max[l]);
-      add(2, more.spread), add(3, more.total);
-      counts[1][l] += kSkip && l < skip ? C(0) : more.seen;
-    }
   }
 }
 
