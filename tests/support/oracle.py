@@ -1,22 +1,24 @@
 """The truth of row operations on one array, from `jaxkernels.verify.truth`."""
 
+import ml_dtypes
 import numpy as np
 
 from jaxkernels.verify.truth.bounded import sum_error
-from jaxkernels.verify.truth.compare import compute, storage, widen
-from jaxkernels.verify.truth.rows import DTYPES, EPSILON, OPERATIONS, bounded, reads_x_for_y
+from jaxkernels.verify.truth.compare import compute, largest_ratio, storage, widen
+from jaxkernels.verify.truth.rows import DTYPES, EPSILON, OPERATIONS, bounded
 
 __all__ = [
     "DTYPES",
     "EPSILON",
     "OPERATIONS",
     "bounded",
+    "check",
     "compute",
-    "reads_x_for_y",
     "row_scalars",
     "storage",
     "sum_error",
     "truth",
+    "ulps",
     "widen",
 ]
 
@@ -29,3 +31,29 @@ def truth(operation, *operands):
 def row_scalars(t):
     """A number for each row, out of a (co)tangent for each element; rows of no elements have it too."""
     return t[:, :1] if t.shape[-1] else np.zeros((len(t), 1), t.dtype)
+
+
+def check(got, operation, *operands, accumulators, wide=False):
+    """Asserts that a result lies within its bound, and has its dtype and shape."""
+    got = np.asarray(got)
+    dtype = compute(operands[0].dtype.name) if wide else operands[0].dtype
+    want, limit = bounded(operation, *operands, accumulators=accumulators, wide=wide)
+    assert got.dtype == dtype, f"{operation}: {got.dtype}, not {dtype}"
+    assert got.shape == want.shape, f"{operation}: {got.shape}, not {want.shape}"
+    ratio, place = largest_ratio(got, want, limit)
+    assert ratio <= 1, f"{operation} {got.dtype} {got.shape} {place}"
+
+
+def ulps(got, want, smallest_scale=0.0):
+    """Largest error in units in the last place of the storage type.
+
+    Elements that are not finite, or not normal numbers in the truth, do not count: XLA's CPU threads flush subnormal
+    ones to zero. Elements below `smallest_scale` are measured in its last place. A logarithm that cancels to nearly 0 is
+    as exact as the terms that cancelled, which are of order 1; its own last place would measure luck.
+    """
+    got, size = np.asarray(got), np.maximum(np.abs(want), smallest_scale)
+    with np.errstate(all="ignore"):
+        least = float(ml_dtypes.finfo(got.dtype).smallest_normal)
+        counted = np.isfinite(widen(got)) & np.isfinite(want) & (size >= least)
+        error = np.abs(widen(got) - want) / np.spacing(size.astype(got.dtype)).astype(want.dtype)
+    return float(np.max(np.where(counted, error, 0), initial=0))

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import jaxkernels as jk
+from jaxkernels._rows.contract import OPERATIONS
 from jaxkernels.verify import lengths, row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import RowLayout
@@ -109,11 +110,11 @@ class Rows(Family):
         found = {"y": shaped(y, -np.inf if operation == "log_softmax" else 0.0)}
         if problem.derivative == "value":
             return found
-        kernel = f"{operation}_{'jvp' if is_jvp and operation != 'softmax' else 'grad'}"
+        kernel: Any = f"{operation}_{'jvp' if is_jvp and operation != 'softmax' else 'grad'}"
         is_of_rows = is_sum and not is_jvp
         t = operands["t_x" if is_jvp else "t"]
         t = t.reshape(-1, 1) if is_of_rows else rows_of(t, 0)
-        if not (is_sum or is_norm or rows.reads_x_for_y(kernel, x.dtype)):
+        if not (is_sum or is_norm or OPERATIONS[kernel].reads_x_for_y(x.dtype)):
             given = [layout.to_rows(results["y"], members)]
         d = bounded(kernel, *given, t)
         if is_norm and is_jvp and problem.options["scale"]:

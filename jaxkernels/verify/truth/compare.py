@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,13 +22,6 @@ def widen(array: Any) -> np.ndarray:
     """The same values in the type of the truth."""
     array = np.asarray(array)
     return array.astype(np.longdouble if array.dtype == np.float64 else np.float64)
-
-
-class Bounded(NamedTuple):
-    """A value, and the largest error of what computes it."""
-
-    value: np.ndarray
-    limit: np.ndarray
 
 
 def total(values: np.ndarray) -> np.ndarray:

@@ -19,26 +19,6 @@ OPERATIONS = (
 )
 
 
-def is_forward(operation: str) -> bool:
-    """Whether an operation is a function of x alone."""
-    return operation.endswith("_fwd")
-
-
-def is_log_sum_exp(operation: str) -> bool:
-    """Whether it is one of those of logsumexp, whose derivatives read x instead of y."""
-    return operation.startswith("logsumexp")
-
-
-def is_rms_norm(operation: str) -> bool:
-    """Whether it is one of those of rms_norm, which take a scale of the columns."""
-    return operation.startswith("rms_norm")
-
-
-def reads_x_for_y(operation: str, dtype: np.dtype) -> bool:
-    """Whether it is a derivative of log_softmax that reads x, because y is rounded to 16 bits."""
-    return operation in ("log_softmax_grad", "log_softmax_jvp") and dtype.itemsize == 2
-
-
 @np.errstate(all="ignore")
 def bounded(
     operation: str,
@@ -66,11 +46,11 @@ def bounded(
     p = PRECISION.get(x.dtype.name, PRECISION["float64"])
     sigma = sum_error(x.shape[-1], accumulators, alike)
     given = [known(a, p) for a in operands]
-    if is_rms_norm(operation):
+    if operation.startswith("rms_norm"):
         result = _rms_norm(operation, *given, sigma=sigma, epsilon=epsilon)
-    elif is_log_sum_exp(operation):
+    elif operation.startswith("logsumexp"):
         result = _log_sum_exp(operation, *given, sigma=sigma)
-    elif is_forward(operation):
+    elif operation.endswith("fwd"):
         result = _forward(operation, *given, sigma=sigma)
     else:
         result = _linear(operation, *given, sigma=sigma)
