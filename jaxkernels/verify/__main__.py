@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from jaxkernels.bench.tables import print_table
 from jaxkernels.verify import draw, mistakes, report
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
-from jaxkernels.verify.problem import from_spec
+from jaxkernels.verify.problem import Problem, from_spec
 from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
@@ -69,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         table = mistakes.check(options.seed, partial(print, file=sys.stderr, flush=True))
         print_table(table)
         return 1 if any(row[-1] != "pass" for row in table.rows) else 0
-    bundles = _bundles(options)
+    bundles, draws = _drawn(options), None
     if options.repeat is not None:
         try:
             problem, number = from_spec(options.repeat)
         except ValueError as error:
             parser.error(str(error))
-        given = options.threads, MISTAKES.get(options.plant)
-        bundles = (outcomes(p, *given, [number] * _REPEATS) for p in ([problem],))
-    return _report(bundles, options, "python -m jaxkernels.verify " + shlex.join(arguments))
+        bundles, draws = [[problem]], [number] * _REPEATS
+    command = "python -m jaxkernels.verify " + shlex.join(arguments)
+    return _report(_outcomes(bundles, options, draws), options, command)
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -96,23 +96,31 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def _bundles(options: argparse.Namespace) -> Generator[list[Outcome]]:
+def _drawn(options: argparse.Namespace) -> Iterator[list[Problem]]:
+    left = options.programs or sys.maxsize
+    for number in itertools.count(options.first):
+        yield (some := draw.bundle(options.seed, number, options.only)[:left])
+        left -= len(some)
+        if not left:
+            return
+
+
+def _outcomes(
+    bundles: Iterable[list[Problem]], options: argparse.Namespace, draws: Sequence[int] | None
+) -> Generator[list[Outcome]]:
     """The outcomes of bundles in their order."""
-    given, left = (options.threads, MISTAKES.get(options.plant)), options.programs or sys.maxsize
+    given = options.threads, MISTAKES.get(options.plant), draws
     waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
-    numbers = itertools.count(options.first)
     with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
         try:
-            while left or waiting:
-                if left:
-                    some = draw.bundle(options.seed, next(numbers), options.only)[:left]
-                    waiting.append(pool.submit(outcomes, some, *given))
-                    left -= len(some)
-                if not left or len(waiting) > options.workers:
+            for some in bundles:
+                waiting.append(pool.submit(outcomes, some, *given))
+                if len(waiting) > options.workers:
                     yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, command: str) -> int:
@@ -132,8 +140,7 @@ def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, comm
     if sys.stderr.isatty():
         print(file=sys.stderr)
     about = environment.describe(command)
-    for table in report.tables(found):
-        print_table(table)
+    print_table(report.table(found))
     failed = [outcome for outcome in found if outcome.failures]
     print("\n".join(report.line_of(outcome) for outcome in failed[:_SHOWN]))
     if len(failed) > _SHOWN:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxkernels.bench.tables import Table, group_by
 from jaxkernels.verify.problem import to_spec
 from jaxkernels.verify.run import Outcome
-
-Key = Callable[[Outcome], tuple[str, ...]]
 
 
 class Tally(NamedTuple):
@@ -35,31 +33,23 @@ def text_of(total: Tally) -> str:
     return f"{total.checks} checks of {total.programs} programs, {total.failed} failed"
 
 
-def _by_kernel(outcome: Outcome) -> tuple[str, ...]:
+def _kernel_of(outcome: Outcome) -> tuple[str, ...]:
     p = outcome.problem
     return p.operation, p.dtype, p.how or "auto"
 
 
-def _by_call(outcome: Outcome) -> tuple[str, ...]:
-    return outcome.problem.delivery, outcome.problem.derivative
+def _by_kernel(outcomes: Sequence[Outcome]) -> list[tuple[tuple[str, ...], Tally]]:
+    return [(name, tally(some)) for name, some in sorted(group_by(outcomes, _kernel_of).items())]
 
 
-def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[tuple[tuple[str, ...], Tally]]:
-    return [(name, tally(some)) for name, some in sorted(group_by(outcomes, key).items())]
-
-
-def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """The tables of results by kernel, and by the way it is called."""
-
-    def table(title: str, key: Key, *labels: str) -> Table:
-        rows = []
-        for name, t in _tallies(outcomes, key):
-            counts = str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed)
-            rows.append((*name, *counts, "FAIL" if t.failed else "pass"))
-        return Table(title, (*labels, "programs", "checks", "worst", "failed", ""), rows)
-
-    by_kernel = table("Error over bound", _by_kernel, "operation", "dtype", "tier or rung")
-    return [by_kernel, table("The same by call", _by_call, "operands", "result")]
+def table(outcomes: Sequence[Outcome]) -> Table:
+    """The table of results by kernel."""
+    rows = []
+    for name, t in _by_kernel(outcomes):
+        counts = str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed)
+        rows.append((*name, *counts, "FAIL" if t.failed else "pass"))
+    labels = "operation", "dtype", "tier or rung", "programs", "checks", "worst", "failed", ""
+    return Table("Error over bound", labels, rows)
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -70,22 +60,19 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         worst = total.worst if math.isfinite(total.worst) else None
         return total._asdict() | {"worst": worst}
 
-    def listed(key: Key) -> list[dict[str, Any]]:
-        return [{"of": name, **finite(total)} for name, total in _tallies(outcomes, key)]
-
+    kernels = [{"of": name, **finite(total)} for name, total in _by_kernel(outcomes)]
     failures = [
         {"what": what, "spec": to_spec(x.problem, draw)}
         for x in outcomes
         for draw, what in x.failures
     ]
-    found = {"kernels": listed(_by_kernel), "calls": listed(_by_call), "failures": failures}
-    return finite(tally(outcomes)) | found
+    return finite(tally(outcomes)) | {"kernels": kernels, "failures": failures}
 
 
 def line_of(outcome: Outcome) -> str:
     """The first failure of a program, and the command that repeats it."""
     (draw, what), p = outcome.failures[0], outcome.problem
     shape = next(str(p.options[x]) for x in ("shape", "shapes", "sizes") if x in p.options)
-    words = " ".join([*_by_kernel(outcome), p.derivative, p.delivery, shape])
+    words = " ".join([*_kernel_of(outcome), p.derivative, p.delivery, shape])
     again = f"python -m jaxkernels.verify --repeat {shlex.quote(to_spec(p, draw))}"
     return f"FAIL {words}, draw {draw}: {what}\n     {again}"

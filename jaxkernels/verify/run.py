@@ -20,6 +20,7 @@ from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
 _DEVICE = threading.Lock()  # only the second run shares the device, on purpose
+_EVERY = 4  # draws of which one runs again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +42,15 @@ class Ran:
     operands: Arrays  # of all members of all draws
     alike: np.ndarray  # for each of them
     results: Arrays  # of the first run
-    again: dict[int, Arrays]  # by the place of a draw the results of the second run
+    again: Arrays  # of the second run, as `repeated` gives those of the first
+
+    def repeated(self) -> Arrays:
+        """The results of the draws that run again, (draws, elements)."""
+        count = len(self.draws)
+        return {name: x.reshape(count, -1)[::_EVERY] for name, x in self.results.items()}
 
 
 Change = Callable[[Problem, Arrays, np.ndarray], np.ndarray]
-Needs = Callable[[Problem], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Mistake:
 
     # From a problem, operands and one result to the wrong one, in the same element order.
     change: Change
-    needs: Needs = lambda problem: True  # whether a problem has what it spoils
+    needs: Callable[[Problem], bool] = lambda problem: True  # whether a problem has what it spoils
     operations: tuple[str, ...] = OPERATIONS
     result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
     second_run_only: bool = False  # the first run is right
@@ -69,15 +74,9 @@ class Mistake:
     def spoil(self, ran: Ran) -> Ran:
         """The results as the mistake would leave them."""
         if self.second_run_only:
-            again = {i: self._spoilt(ran, x) for i, x in ran.again.items()}
-            return dataclasses.replace(ran, again=again)
-        results = self._spoilt(ran, ran.results)
-        members = ran.problem.members
-        again = {
-            i: {name: x[i * members : (i + 1) * members] for name, x in results.items()}
-            for i in ran.again
-        }
-        return dataclasses.replace(ran, results=results, again=again)
+            return dataclasses.replace(ran, again=self._spoilt(ran, ran.again))
+        ran = dataclasses.replace(ran, results=self._spoilt(ran, ran.results))
+        return dataclasses.replace(ran, again=ran.repeated())
 
     def _spoilt(self, ran: Ran, results: Arrays) -> Arrays:
         name = next(x for x in results if x.startswith(self.result))
@@ -130,15 +129,15 @@ def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None =
 
         with _DEVICE:
             first = [once(i) for i in range(count)]
-            again = range(0, count, 4)
             with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-                second = dict(zip(again, pool.map(once, again), strict=True))
+                second = list(pool.map(once, range(0, count, _EVERY)))
     found = []
     for p, (problem, drawn) in enumerate(zip(problems, numbers, strict=True)):
         operands, alike = _joined([x for x, _ in drawn]), np.concatenate([x for _, x in drawn])
-        results = _joined([first[i][p] for i in range(len(drawn))])
-        of_second = {i: x[p] for i, x in second.items() if i < len(drawn)}
-        found.append(Ran(problem, wanted[p], operands, alike, results, of_second))
+        results = _joined([x[p] for x in first[: len(drawn)]])
+        some = second[: len(wanted[p][::_EVERY])]
+        again = {name: np.stack([x[p][name].reshape(-1) for x in some]) for name in results}
+        found.append(Ran(problem, wanted[p], operands, alike, results, again))
     return found
 
 
@@ -192,12 +191,11 @@ def judge(ran: Ran) -> Outcome:
             for number, ratio in zip(ran.draws, of_draws, strict=True)
             if not ratio <= 1
         ]
-    for i, results in ran.again.items():
-        for name, x in results.items():
-            first = ran.results[name][i * members : (i + 1) * members]
+    for name, first in ran.repeated().items():
+        for number, x, y in zip(ran.draws[::_EVERY], first, ran.again[name], strict=True):
             # cuDNN adds the parts of dq as they come.
             repeats = (name, problem.how) != ("dq", "cudnn")
-            if repeats and x.tobytes() != first.tobytes():
-                failures.append((ran.draws[i], f"{name}: other bits the second time"))
+            if repeats and x.tobytes() != y.tobytes():
+                failures.append((number, f"{name}: other bits the second time"))
                 worst = np.inf
     return Outcome(problem, len(ran.draws), worst, tuple(failures))

@@ -15,7 +15,7 @@ from jaxkernels.verify.truth.compare import storage
 Generator = np.random.Generator
 
 
-def _minus_inf(x: np.ndarray, rng: Generator) -> np.ndarray:
+def _minus_inf(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
     """About a third of the elements, but of no row all."""
     rows, cols = x.shape
     keep = rng.integers(0, max(cols, 1), rows)
@@ -25,18 +25,20 @@ def _minus_inf(x: np.ndarray, rng: Generator) -> np.ndarray:
     return x
 
 
-def _planted(*values: float) -> Callable[[np.ndarray, Generator], np.ndarray]:
+def _planted(x: np.ndarray, rng: Generator, *values: float) -> np.ndarray:
     """A few elements are one of the values, in about half of the rows."""
-
-    def plant(x: np.ndarray, rng: Generator) -> np.ndarray:
-        rows, cols = x.shape
-        hit = (rng.random(x.shape) < 2 / max(cols, 1)) & (rng.random((rows, 1)) < 0.5)
-        return np.where(hit, rng.choice(values, x.shape), x)
-
-    return plant
+    rows, cols = x.shape
+    hit = (rng.random(x.shape) < 2 / max(cols, 1)) & (rng.random((rows, 1)) < 0.5)
+    return np.where(hit, rng.choice(values, x.shape), x)
 
 
-def _stagnant(x: np.ndarray, rng: Generator) -> np.ndarray:
+def _finite_mask(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
+    """Elements or rows are the smallest number of the dtype."""
+    hidden = (rng.random(x.shape) < 0.35) | (rng.random((len(x), 1)) < 0.2)
+    return np.where(hidden, float(ml_dtypes.finfo(storage(dtype)).min), x)
+
+
+def _stagnant(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
     """One element whose exponential is so large that all others' lie just below its last place."""
     x = x * 0.01
     if x.shape[-1]:
@@ -44,24 +46,26 @@ def _stagnant(x: np.ndarray, rng: Generator) -> np.ndarray:
     return x
 
 
-_LOGITS: dict[str, Callable[[np.ndarray, Generator], np.ndarray]] = {
-    "normal": lambda x, rng: 3 * x,
+_LOGITS: dict[str, Callable[[np.ndarray, Generator, str], np.ndarray]] = {
+    "normal": lambda x, rng, dtype: 3 * x,
     # The range in which float32 exponentials do not vanish.
-    "wide": lambda x, rng: rng.uniform(-88, 0, x.shape) + rng.uniform(-10, 10, (len(x), 1)),
-    "outliers": lambda x, rng: np.where(
+    "wide": lambda x, rng, dtype: rng.uniform(-88, 0, x.shape) + rng.uniform(-10, 10, (len(x), 1)),
+    "outliers": lambda x, rng, dtype: np.where(
         rng.random(x.shape) < 0.02, x + rng.uniform(30, 80, x.shape), x
     ),
-    "offset": lambda x, rng: x + 1000 * rng.uniform(-1, 1, (len(x), 1)),
-    "equal": lambda x, rng: np.broadcast_to(x[:, :1], x.shape).copy(),
-    "subnormal": lambda x, rng: x,  # scaled for the dtype
+    "offset": lambda x, rng, dtype: x + 1000 * rng.uniform(-1, 1, (len(x), 1)),
+    "equal": lambda x, rng, dtype: np.broadcast_to(x[:, :1], x.shape),
+    "subnormal": lambda x, rng, dtype: x * (1e-39 if dtype != "float16" else 1e-6),
     "minus_inf": _minus_inf,
     "stagnant": _stagnant,
-    "zeros": lambda x, rng: np.where(x < 0, -0.0, 0.0),
-    "huge": lambda x, rng: x,  # scaled for the dtype
-    "nan": _planted(np.nan),
-    "infinities": _planted(np.inf, -np.inf),
-    "finite_mask": lambda x, rng: x,  # of the smallest number of the dtype
-    "all_minus_inf": lambda x, rng: np.where(rng.random((len(x), 1)) < 0.3, -np.inf, x),
+    "zeros": lambda x, rng, dtype: np.where(x < 0, -0.0, 0.0),
+    "huge": lambda x, rng, dtype: (
+        np.clip(x, -1, 1) * {"float16": 6e4, "float64": 1e308}.get(dtype, 3e38)
+    ),
+    "nan": lambda x, rng, dtype: _planted(x, rng, np.nan),
+    "infinities": lambda x, rng, dtype: _planted(x, rng, np.inf, -np.inf),
+    "finite_mask": _finite_mask,
+    "all_minus_inf": lambda x, rng, dtype: np.where(rng.random((len(x), 1)) < 0.3, -np.inf, x),
 }
 KINDS = tuple(_LOGITS)
 FINITE = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "stagnant", "zeros")
@@ -70,14 +74,7 @@ ALIKE = frozenset({"equal", "stagnant", "zeros", "constant", "one_hot"})
 
 def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:
     """An input array of shape (rows, cols), rounded to the storage type."""
-    x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng)
-    if kind == "subnormal":
-        x *= 1e-39 if dtype != "float16" else 1e-6
-    elif kind == "huge":
-        x = np.clip(x, -1, 1) * {"float16": 6e4, "float64": 1e308}.get(dtype, 3e38)
-    elif kind == "finite_mask":
-        hidden = (rng.random(x.shape) < 0.35) | (rng.random((rows, 1)) < 0.2)
-        x = np.where(hidden, float(ml_dtypes.finfo(storage(dtype)).min), x)
+    x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng, dtype)
     with np.errstate(over="ignore"):
         return x.astype(storage(dtype))
 
@@ -94,7 +91,7 @@ def cotangents(
     elif cols and kind == "constant":
         t[:] = t[:, :1]
     elif kind == "nan":
-        t = _planted(np.nan)(t, rng)
+        t = _planted(t, rng, np.nan)
     return t.astype(storage(dtype))
 
 

@@ -89,22 +89,20 @@ def _shuffled(items: Any, rng: Rng) -> list[Any]:
     return [items[i] for i in rng.permutation(len(items))]
 
 
+def _layout(sizes: dict[str, int], left: str, right: str, out: str) -> dict[str, Any]:
+    shapes = [[sizes[x] for x in labels] for labels in (left, right)]
+    return {"shapes": shapes, "labels": f"{left},{right}->{out}"}
+
+
 def general(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
     """Any order of dimensions, several of a kind."""
     rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     common = {"d": int(rng.choice([1, 2, 3]))} if rng.random() < 0.5 else {}
-    shapes, labels = [], []
-    for own in (rows, cols):
-        sizes = common | own | summed
-        order = _shuffled(sizes, rng)
-        shapes.append([sizes[x] for x in order])
-        labels.append("".join(order))
-    pairs = _shuffled(summed, rng)
-    numbers = [[[x.index(name) for name in some] for x in labels] for some in (pairs, list(common))]
-    out = "".join(
-        [*common, *(x for x in labels[0] if x in rows), *(x for x in labels[1] if x in cols)]
-    )
-    return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}", "numbers": numbers}
+    left, right = ("".join(_shuffled(common | own | summed, rng)) for own in (rows, cols))
+    pairs = _shuffled(summed, rng), list(common)
+    numbers = [[[x.index(name) for name in some] for x in (left, right)] for some in pairs]
+    out = "".join([*common, *(x for x in left if x in rows), *(x for x in right if x in cols)])
+    return _layout(common | rows | cols | summed, left, right, out) | {"numbers": numbers}
 
 
 def einsum(m: int, n: int, k: int, sums_lone: bool, rng: Rng) -> dict[str, Any]:
@@ -141,8 +139,6 @@ def tensordot(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
         pairs = _shuffled(summed, rng)
         axes = [[x.index(name) - len(x) * int(rng.integers(2)) for name in pairs] for x in orders]
         axes = [x for (x,) in axes] if len(pairs) == 1 and rng.random() < 0.5 else axes
-    sizes = rows | cols | summed
     left, right = map("".join, orders)
     out = "".join(x for x in left + right if x not in summed)
-    shapes = [[sizes[x] for x in text] for text in (left, right)]
-    return {"shapes": shapes, "labels": f"{left},{right}->{out}", "axes": axes}
+    return _layout(rows | cols | summed, left, right, out) | {"axes": axes}

@@ -90,7 +90,9 @@ class Products(Family):
         return np.dtype(np.float32)
 
     def active(self, problem: Problem) -> tuple[str, ...]:
-        return active_operands(problem)
+        o = problem.options
+        names = ["a", "b"] + (["c"] if o.get("has_c") else [])
+        return (*names, *(name for name in ("alpha", "beta") if name in o and o[name] is None))
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         o, operation, (a, b) = problem.options, problem.operation, (operands["a"], operands["b"])
@@ -108,12 +110,49 @@ class Products(Family):
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Computes all members at once, as one more batch label."""
-        terms = Terms(problem, operands)
-        wanted = {"y": terms.result()}
+        o, texts = problem.options, labels_of(problem)
+        given = dict(zip("abct", (*texts, texts[-1]), strict=True))
+        left, right, out = ("Z" + "".join(filter(str.islower, labels)) for labels in texts)
+
+        def operand(name: str) -> Bounded:
+            """An operand without the dimensions that broadcast."""
+            x, labels = operands[name], given[name.removeprefix("t_")]
+            kept = [n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()]
+            return known(x.reshape([len(x), *kept]))
+
+        def factor(name: str) -> np.ndarray:
+            """Alpha or beta, of every member."""
+            x = np.asarray(operands.get(name, np.float32(o.get(name, 1.0))), np.float64)
+            return x.reshape(-1, *[1] * (len(out) - 1))
+
+        def times(name: str, x: Bounded) -> Bounded:
+            """The product with alpha or beta; a factor of 1 costs no rounding."""
+            return x if (factor(name) == 1).all() else x * factor(name)
+
+        def product(a: str, b: str) -> Bounded:
+            return contraction(f"{left},{right}->{out}", operand(a), operand(b))
+
+        def plus_c(x: Bounded, name: str) -> Bounded:
+            """Adds beta times c, or beta times its tangent; beta = 0 ignores c."""
+            if not o.get("has_c"):
+                return x
+            return x + times("beta", operand(name).where(factor("beta") != 0))
+
+        wanted = {"y": plus_c(times("alpha", product("a", "b")), "c")}
         if problem.wants_gradient:
-            wanted |= terms.gradients()
+            t, sums = operand("t"), f"{out},{out}->Z"
+            scaled = times("alpha", t)
+            gradients = {
+                "a": lambda: contraction(f"{out},{right}->{left}", scaled, operand("b")),
+                "b": lambda: contraction(f"{left},{out}->{right}", operand("a"), scaled),
+                "c": lambda: times("beta", t),
+                "alpha": lambda: contraction(sums, t, product("a", "b")),
+                "beta": lambda: contraction(sums, t, operand("c")),
+            }
+            wanted |= {f"d{name}": gradients[name]() for name in self.active(problem)}
         elif problem.derivative == "jvp":
-            wanted["dy"] = terms.tangent()
+            of_a, of_b = (times("alpha", product(*x)) for x in (("t_a", "b"), ("a", "t_b")))
+            wanted["dy"] = plus_c(of_a + of_b, "t_c")
         return {name: x.stored(PRECISION[results[name].dtype.name]) for name, x in wanted.items()}
 
 
@@ -129,72 +168,3 @@ def result_shape(problem: Problem) -> tuple[int, ...]:
     for labels, shape in zip((left, right), problem.options["shapes"], strict=True):
         sizes |= dict(zip(labels, shape, strict=True))
     return tuple(sizes[label] for label in out)
-
-
-def active_operands(problem: Problem) -> tuple[str, ...]:
-    """The names of the operands and factors by which a product is differentiated."""
-    o = problem.options
-    names = ["a", "b"] + (["c"] if o.get("has_c") else [])
-    return (*names, *(name for name in ("alpha", "beta") if name in o and o[name] is None))
-
-
-class Terms:
-    """The products of one problem, with all members."""
-
-    def __init__(self, problem: Problem, operands: Arrays) -> None:
-        left, right, out = labels_of(problem)
-        self.problem, self.operands = problem, operands
-        self.given = {"a": left, "b": right, "c": out, "t": out}
-        self.left, self.right, self.out = (
-            "Z" + "".join(filter(str.islower, labels)) for labels in (left, right, out)
-        )
-
-    def operand(self, name: str) -> Bounded:
-        """An operand without the dimensions that broadcast."""
-        x, labels = self.operands[name], self.given[name.removeprefix("t_")]
-        kept = [n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()]
-        return known(x.reshape([len(x), *kept]))
-
-    def factor(self, name: str) -> np.ndarray:
-        """Alpha or beta, of every member."""
-        given = self.operands.get(name, np.float32(self.problem.options.get(name, 1.0)))
-        return np.asarray(given, np.float64).reshape(-1, *[1] * (len(self.out) - 1))
-
-    def product(self, a: Bounded, b: Bounded) -> Bounded:
-        """The product of two operands of these layouts."""
-        return contraction(f"{self.left},{self.right}->{self.out}", a, b)
-
-    def times(self, name: str, x: Bounded) -> Bounded:
-        """The product with alpha or beta; a factor of 1 costs no rounding."""
-        factor = self.factor(name)
-        return x if (factor == 1).all() else x * factor
-
-    def plus_c(self, product: Bounded, name: str) -> Bounded:
-        """Adds beta times c, or beta times its tangent; beta = 0 ignores c."""
-        if not self.problem.options.get("has_c"):
-            return product
-        return product + self.times("beta", self.operand(name).where(self.factor("beta") != 0))
-
-    def result(self) -> Bounded:
-        """Alpha a b + beta c."""
-        product = self.product(self.operand("a"), self.operand("b"))
-        return self.plus_c(self.times("alpha", product), "c")
-
-    def tangent(self) -> Bounded:
-        """The derivative along t_a, t_b and t_c."""
-        of_a = self.product(self.operand("t_a"), self.operand("b"))
-        of_b = self.product(self.operand("a"), self.operand("t_b"))
-        return self.plus_c(self.times("alpha", of_a) + self.times("alpha", of_b), "t_c")
-
-    def gradients(self) -> dict[str, Bounded]:
-        """The cotangents of the operands for the cotangent t of the result; keys are "d" and the name."""
-        a, b, t = (self.operand(name) for name in "abt")
-        scaled, sums = self.times("alpha", t), f"{self.out},{self.out}->Z"
-        wanted = {
-            "a": lambda: contraction(f"{self.out},{self.right}->{self.left}", scaled, b),
-            "b": lambda: contraction(f"{self.left},{self.out}->{self.right}", a, scaled),
-            "c": lambda: self.times("beta", t),
-            "alpha": lambda: contraction(sums, t, self.product(a, b)),
-            "beta": lambda: contraction(sums, t, self.operand("c")),
-        }
-        return {f"d{name}": wanted[name]() for name in active_operands(self.problem)}
