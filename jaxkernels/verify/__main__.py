@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jaxkernels.bench import environment
-from jaxkernels.bench.tables import print_table
-from jaxkernels.verify import draw, mistakes, report
+from jaxkernels.bench.tables import Table, group_by, print_table
+from jaxkernels.verify import draw, mistakes
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
-from jaxkernels.verify.problem import Problem, from_spec
+from jaxkernels.verify.problem import Problem, from_spec, to_spec
 from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
@@ -111,45 +112,89 @@ def _outcomes(
     """The outcomes of bundles in their order."""
     given = options.threads, MISTAKES.get(options.plant), draws
     waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
-        try:
-            for some in bundles:
-                waiting.append(pool.submit(outcomes, some, *given))
-                if len(waiting) > options.workers:
-                    yield waiting.popleft().result()
-            while waiting:
+    pool = concurrent.futures.ThreadPoolExecutor(options.workers)
+    try:
+        for some in bundles:
+            waiting.append(pool.submit(outcomes, some, *given))
+            if len(waiting) > options.workers:
                 yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, command: str) -> int:
     ends = options.seconds, options.programs, options.checks
     seconds = _SECONDS if ends == (None, None, None) else options.seconds
     found: list[Outcome] = []
-    began, took = time.monotonic(), 0.0
+    began, took, shows = time.monotonic(), 0.0, sys.stderr.isatty()
+    so_far = "{checks} checks of {programs} programs, {failed} failed"
     with contextlib.closing(bundles):
         for some in bundles:
             found += some
-            took, total = time.monotonic() - began, report.tally(found)
-            if sys.stderr.isatty():
-                text = f"\r{took:6.0f} s  {report.text_of(total)}"
+            took, total = time.monotonic() - began, _tally(found)
+            if shows:
+                text = f"\r{took:6.0f} s  {so_far.format(**total)}"
                 print(text, end="", file=sys.stderr, flush=True)
-            if took >= (seconds or math.inf) or total.checks >= (options.checks or math.inf):
+            if took >= (seconds or math.inf) or total["checks"] >= (options.checks or math.inf):
                 break
-    if sys.stderr.isatty():
+    if shows:
         print(file=sys.stderr)
-    about = environment.describe(command)
-    print_table(report.table(found))
+    about, total = environment.describe(command), _tally(found)
+    groups = sorted(group_by(found, _kernel_of).items())
+    kernels = [{"of": name, **_tally(some)} for name, some in groups]
+    print_table(_table(kernels))
     failed = [outcome for outcome in found if outcome.failures]
-    print("\n".join(report.line_of(outcome) for outcome in failed[:_SHOWN]))
+    print("\n".join(_line_of(outcome) for outcome in failed[:_SHOWN]))
     if len(failed) > _SHOWN:
         print(f"and {len(failed) - _SHOWN} more programs")
-    print(f"{report.text_of(report.tally(found))}\n{environment.summarise(about)}; {took:.0f} s")
+    print(f"{so_far.format(**total)}\n{environment.summarise(about)}; {took:.0f} s")
     if options.json is not None:
-        record = {"environment": about, "seconds": took, "seed": options.seed}
-        options.json.write_text(json.dumps(record | report.as_json(found), indent=1) + "\n")
+        failures = [
+            {"what": what, "spec": to_spec(x.problem, number)}
+            for x in failed
+            for number, what in x.failures
+        ]
+        record = {"environment": about, "seconds": took, "seed": options.seed, **total}
+        record |= {"kernels": kernels, "failures": failures}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if failed else 0
+
+
+def _tally(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts programs, their checks and failed checks; the largest error over its bound, None if it is infinite."""
+    worst = max((x.worst for x in outcomes), default=0.0)
+    return {
+        "programs": len(outcomes),
+        "checks": sum(x.checks for x in outcomes),
+        "failed": sum(len({draw for draw, _ in x.failures}) for x in outcomes),
+        "worst": worst if math.isfinite(worst) else None,
+    }
+
+
+def _kernel_of(outcome: Outcome) -> tuple[str, ...]:
+    p = outcome.problem
+    return p.operation, p.dtype, p.how or "auto"
+
+
+def _table(kernels: list[dict[str, Any]]) -> Table:
+    rows = []
+    for x in kernels:
+        counts = str(x["programs"]), str(x["checks"]), str(x["failed"])
+        worst = "inf" if x["worst"] is None else f"{x['worst']:.3f}"
+        rows.append((*x["of"], *counts, worst, "FAIL" if x["failed"] else "pass"))
+    labels = "operation", "dtype", "tier or rung", "programs", "checks", "failed", "worst", ""
+    return Table("Error over bound", labels, rows)
+
+
+def _line_of(outcome: Outcome) -> str:
+    """The first failure of a program, and the command that repeats it."""
+    (draw, what), p = outcome.failures[0], outcome.problem
+    shape = next(str(p.options[x]) for x in ("shape", "shapes", "sizes") if x in p.options)
+    words = " ".join([*_kernel_of(outcome), p.derivative, p.delivery, shape])
+    again = f"python -m jaxkernels.verify --repeat {shlex.quote(to_spec(p, draw))}"
+    return f"FAIL {words}, draw {draw}: {what}\n     {again}"
 
 
 if __name__ == "__main__":

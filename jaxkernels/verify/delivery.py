@@ -21,9 +21,9 @@ from jax import lax
 from jaxkernels.verify.problem import Arrays, Core, Problem, Rng, Traced
 
 DELIVERIES = (
-    "plain", "donated", "transposed", "vmap", "shared", "scan", "slices", "rows", "dynamic", "eager",
-    "turns",
-)  # fmt: skip
+    *("plain", "donated", "transposed", "vmap", "shared"),
+    *("scan", "slices", "dynamic", "eager", "turns"),
+)
 EAGER = ("eager", "turns")  # outside of jit
 DONATED = ("x", "scores", "q", "c")  # operands that have the shape and dtype of a result
 ALONE = ("plain", "donated", "transposed", "eager")  # deliveries of one member
@@ -47,8 +47,6 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
         return x[0] if problem.shares(name) else x
     if kind in ("scan", "turns"):
         return x
-    if kind == "rows":
-        return _stacked(x, rng)
     starts = _starts(problem, name, x.shape[1:])
     buffer = _noise(starts[-1] + x[0].size + 5, x.dtype, rng)
     for begin, one in zip(starts, x, strict=True):
@@ -63,10 +61,6 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
         return x.T
     if kind == "turns":
         return _turned(problem, name, x[i], i)
-    if kind == "rows":
-        size = shape[0] if shape else 1
-        begin = i * (size + 1) + 1
-        return x[begin : begin + size].reshape(shape)
     size = math.prod(shape)
     if kind == "slices":
         begin = _starts(problem, name, shape)[i]
@@ -119,22 +113,14 @@ def _axis(problem: Problem, name: str, rank: int) -> int | None:
     return None if problem.shares(name) else problem.number(name) % rank
 
 
-def _noise(shape: Any, dtype: np.dtype, rng: Rng) -> np.ndarray:
+def _noise(size: int, dtype: np.dtype, rng: Rng) -> np.ndarray:
     """Values that a kernel must not read: NaN, and numbers that would spoil a result."""
     if dtype.kind not in "fV":
-        return rng.integers(0, 2, shape).astype(dtype)
-    return np.where(rng.random(shape) < 0.5, np.nan, 100.0).astype(dtype)
+        return rng.integers(0, 2, size).astype(dtype)
+    return np.where(rng.random(size) < 0.5, np.nan, 100.0).astype(dtype)
 
 
 def _starts(problem: Problem, name: str, shape: tuple[int, ...]) -> list[int]:
     """The offsets of slices in their buffer; gaps have 0 to 18 elements and differ by operand."""
     gaps = [problem.number(name) * (i + 7) % 19 for i in range(problem.members)]
     return [sum(gaps[: i + 1]) + i * math.prod(shape) for i in range(problem.members)]
-
-
-def _stacked(members: np.ndarray, rng: Rng) -> np.ndarray:
-    """One array with all members along the first dimension, a line of noise before each."""
-    lines = members if members.ndim > 1 else members[:, None]
-    noise = _noise((len(members), 1, *lines.shape[2:]), members.dtype, rng)
-    both = np.concatenate([noise, lines], axis=1)
-    return both.reshape(both.shape[0] * both.shape[1], *lines.shape[2:])

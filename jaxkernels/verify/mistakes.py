@@ -334,7 +334,7 @@ def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Tab
         announce(f"bundle {index}, {len(missing)} mistakes still lack programs")
         some = [
             dataclasses.replace(p, draws=_DRAWS)
-            for p in draw.bundle(seed, index)
+            for p in draw.bundle(seed, index, MISTAKES[missing[0]].operations)
             if p.draws > _DRAWS and any(MISTAKES[name].fits(p) for name in missing)
         ]
         for ran in run(some, threads=1) if some else ():

@@ -22,7 +22,7 @@ import jaxkernels as jk
 from jaxkernels import _cpu
 from jaxkernels._core import validate
 from jaxkernels._rows import contract
-from jaxkernels.verify import lengths
+from jaxkernels.verify import row_layout
 
 MOST_THREADS = 1024
 
@@ -46,7 +46,7 @@ def masked_boundaries(dtype):
     for residue in (0, 1):
         tier = lambda n: plan(n * pack + residue, dtype, "masked_softmax_fwd").tier  # noqa: B023, E731
         packs = [n + 1 for n in range(1, 1100) if tier(n) != tier(n + 1)]
-        packs += lengths._changes(tier, 1100, 20000)
+        packs += row_layout.changes(tier, 1100, 20000)
         found += [n * pack + residue for n in packs]
     assert len(found) >= 4, found
     return found

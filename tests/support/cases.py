@@ -11,8 +11,8 @@ import jaxkernels as jk
 from jaxkernels._core import validate
 from jaxkernels._rows import logsumexp, rms_norm
 from jaxkernels.verify import values
-from jaxkernels.verify.lengths import accumulators as accumulators
-from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
+from jaxkernels.verify.row_layout import accumulators as accumulators
+from jaxkernels.verify.row_layout import plan_boundaries as plan_boundaries
 from jaxkernels.verify.truth.bounded import PRECISION
 
 ON_GPU = jax.default_backend() == "gpu"

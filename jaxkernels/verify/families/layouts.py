@@ -6,11 +6,14 @@ capitals.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import Any
 
-from jaxkernels.verify import lengths
+import jaxkernels as jk
 from jaxkernels.verify.problem import Rng
+from jaxkernels.verify.row_layout import changes
 
 _SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257, 1000)
 
@@ -22,7 +25,7 @@ def sizes(most: int, rng: Rng) -> tuple[int, int, int]:
         return max(m * n, n * k, m * k) <= most and m * n * k <= 60 * most
 
     if rng.random() < 0.4:
-        some = [sizes for sizes in lengths.product_boundaries() if fits(*sizes)]
+        some = [sizes for sizes in product_boundaries() if fits(*sizes)]
         if some:
             return some[rng.integers(len(some))]
     while True:
@@ -31,6 +34,27 @@ def sizes(most: int, rng: Rng) -> tuple[int, int, int]:
             m, n, k = (0 if place == rng.integers(3) else x for place, x in enumerate((m, n, k)))
         if fits(m, n, k):
             return m, n, k
+
+
+@functools.cache
+def product_boundaries() -> tuple[tuple[int, int, int], ...]:
+    """(m, n, k) at which the plan of a product changes as one of them grows, and their neighbours."""
+
+    def sizes(fixed: tuple[int, int], place: int, size: int) -> tuple[int, int, int]:
+        m, n, k = *fixed[:place], size, *fixed[place:]
+        return m, n, k
+
+    def layout(fixed: tuple[int, int], place: int, size: int) -> Any:
+        p = jk.plan_sgemm(*sizes(fixed, place, size))
+        shares = p.cluster_blocks, p.split_k
+        return p.algorithm, p.block_m, p.block_n, *shares, p.pad_a > 0, p.pad_b > 0
+
+    found = set()
+    pairs = (64, 48), (33, 260), (256, 64), (130, 1000), (512, 512), (5, 700)
+    for fixed, place in itertools.product(pairs, range(3)):
+        for edge in changes(functools.partial(layout, fixed, place), 1, 4096):
+            found |= {sizes(fixed, place, edge + d) for d in (-1, 0, 1)}
+    return tuple(sorted(found))
 
 
 def batch_of(room: int, rng: Rng) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels._core import validate
-from jaxkernels.verify import lengths, row_layout, values
+from jaxkernels.verify import row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth.compare import compute
@@ -53,7 +53,7 @@ class TokenLosses(Family):
             options["returns"] = [x for x in ("lse", "entropy") if rng.random() < 0.25]
         layout = RowLayout(options)
         rows = (layout.count, layout.cols)
-        return options, lengths.drawn_tier(rows, dtype, row_layout.LOSSES, rng)
+        return options, row_layout.drawn_tier(rows, dtype, row_layout.LOSSES, rng)
 
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, layout, wide = problem.options, RowLayout(problem.options), compute(problem.dtype)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels.verify import lengths, values
+from jaxkernels.verify import row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import RowLayout, drawn_sizes
 from jaxkernels.verify.truth import masked
@@ -30,7 +30,9 @@ class Masked(Family):
     cotangents = ("normal", "constant")
 
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
-        k = int(rng.choice([n for n in lengths.row_lengths(dtype) if 0 < n <= max(most // 2, 1)]))
+        k = int(
+            rng.choice([n for n in row_layout.row_lengths(dtype) if 0 < n <= max(most // 2, 1)])
+        )
         k = min(k, int(rng.choice([40, 700, k])))
         q = int(min(max(most // k, 1), rng.choice([1, 2, 5, 8, 33, 128, k])))
         heads = int(min(max(most // (k * q), 1), rng.choice([1, 2, 3])))
@@ -53,7 +55,7 @@ class Masked(Family):
             given["empty_rows"] = "mean"
         options["arguments"] = given
         plain = options["scale"] and options["scale"] > 0 and options["bias"] is None
-        return options, lengths.drawn_tier(shape, dtype, _KERNELS, rng) if plain else None
+        return options, row_layout.drawn_tier(shape, dtype, _KERNELS, rng) if plain else None
 
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, shape = problem.options, problem.options["shape"]
@@ -84,7 +86,7 @@ class Masked(Family):
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         given: dict[str, Any] = {"scale": problem.options["scale"], "tier": problem.how}
         columns = problem.options["shape"][-1]
-        given["implementation"] = lengths.implementation(columns, problem.dtype)
+        given["implementation"] = row_layout.implementation(columns, problem.dtype)
         given |= {name: x for name, x in operands.items() if name[0] != "t"}
         return jk.scaled_masked_softmax(**given, **problem.arguments)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels._rows.contract import OPERATIONS
-from jaxkernels.verify import lengths, row_layout, values
+from jaxkernels.verify import row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth import rows
@@ -42,7 +42,7 @@ class Rows(Family):
         if operation == "logsumexp":
             options["keepdims"] = bool(rng.random() < 0.3)
         ours = [name for name in rows.OPERATIONS if name.startswith(operation)]
-        return options, lengths.drawn_tier((layout.count, layout.cols), dtype, ours, rng)
+        return options, row_layout.drawn_tier((layout.count, layout.cols), dtype, ours, rng)
 
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, layout, is_norm = problem.options, RowLayout(problem.options), "scale" in problem.options
@@ -64,7 +64,7 @@ class Rows(Family):
         given = {name: o[name] for name in ("keepdims", "scale_offset", "epsilon") if name in o}
         given |= {name: operands[name] for name in ("where", "scale") if name in operands}
         if not _maps_scale(problem):
-            given["implementation"] = lengths.implementation(RowLayout(o).cols, problem.dtype)
+            given["implementation"] = row_layout.implementation(RowLayout(o).cols, problem.dtype)
         return getattr(jk, problem.operation)(operands["x"], axis=axis, tier=problem.how, **given)
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:

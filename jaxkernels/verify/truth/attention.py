@@ -28,23 +28,6 @@ from jaxkernels.verify.truth.products import contraction
 SOFTMAX_STEPS = 8.0  # exponential 3, quotient 2, scale, bias, and the difference to the maximum
 
 
-def seen_by(
-    shape: tuple[int, int, int, int],
-    mask: Any = None,
-    is_causal: bool = False,
-    local_window_size: Any = None,
-    key_value_seq_lengths: Any = None,
-    **_: Any,
-) -> np.ndarray:
-    """Which keys a query sees, of `shape` (batch, heads, queries, keys)."""
-    seen = np.broadcast_to(band(*shape[2:], is_causal, local_window_size, from_end=False), shape)
-    if mask is not None:
-        seen = seen & mask
-    if key_value_seq_lengths is not None:
-        seen = seen & (np.arange(shape[3]) < np.asarray(key_value_seq_lengths).reshape(-1, 1, 1, 1))
-    return seen
-
-
 class Truth:
     """One call: q of shape (B, T, N, H), k and v of shape (B, S, K, H).
 
@@ -71,7 +54,7 @@ class Truth:
         self.shape, self.grouped = q.shape, (batch, t, k_heads, heads // k_heads, h)
         self.q = self._known(q.reshape(self.grouped))
         self.k, self.v = self._known(k), self._known(v)
-        scale, bias = options.get("scale"), options.get("bias")
+        scale, bias, mask = (options.get(name) for name in ("scale", "bias", "mask"))
         self.scale = 1 / math.sqrt(max(h, 1)) if scale is None else float(scale)
         x = contraction("btkgh,bskh->bkgts", self.q, self.k) * self.scale
         weights = x.value.shape
@@ -81,7 +64,11 @@ class Truth:
 
         if bias is not None:
             x = x + by_heads(np.asarray(bias).astype(np.float64))
-        seen = by_heads(seen_by((batch, heads, t, s), **options))
+        bands = options.get("is_causal", False), options.get("local_window_size")
+        seen = band(t, s, *bands, from_end=False) & (True if mask is None else mask)
+        if (lengths := options.get("key_value_seq_lengths")) is not None:
+            seen = seen & (np.arange(s) < np.asarray(lengths).reshape(-1, 1, 1, 1))
+        seen = by_heads(seen)
         alive = seen.any(-1, keepdims=True)
         seen_weights, top, whole = softmax(x, seen, s)
         p = seen_weights.stored(self.stored)
