@@ -60,7 +60,11 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
     if kind == "transposed":
         return x.T
     if kind == "turns":
-        return _turned(problem, name, x[i], i)
+        # A JAX array or what the host has of it; a scalar changes from call to call.
+        x, is_scalar = x[i], not shape
+        if problem.tosses(name, *[i] * is_scalar):
+            return x
+        return float(x) if is_scalar and jnp.issubdtype(x.dtype, jnp.floating) else np.asarray(x)
     size = math.prod(shape)
     if kind == "slices":
         begin = _starts(problem, name, shape)[i]
@@ -98,15 +102,6 @@ def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) ->
         return {name: jnp.stack([r[name] for r in results]) for name in results[0]}
 
     return one_by_one
-
-
-def _turned(problem: Problem, name: str, x: jax.Array, i: int) -> Any:
-    """An operand as JAX's array, or as the host has it; one without dimensions changes from call to call."""
-    is_scalar = x.ndim == 0
-    if problem.tosses(name, *[i] * is_scalar):
-        return x
-    is_number = is_scalar and jnp.issubdtype(x.dtype, jnp.floating)
-    return float(x) if is_number else np.asarray(x)
 
 
 def _axis(problem: Problem, name: str, rank: int) -> int | None:

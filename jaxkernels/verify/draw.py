@@ -6,7 +6,6 @@ A bundle depends on the seed, its index, what may be drawn, and the device (whos
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Sequence
 
@@ -86,21 +85,18 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
 
 def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
     """The operands of one draw, members first, and for each member whether the terms of its sums are alike."""
-    found = [_member(problem, draw, i) for i in range(problem.members)]
+    family, found, more = family_of(problem.operation), [], 0
+    while (i := len(found)) < problem.members:
+        one, alike = family.operands(problem, problem.generator(draw, i, *[more] * (more > 0)))
+        some = [x.astype(np.float64) for x in one.values() if x.dtype.kind in "fV"]
+        # Shared operands are finite, as a cotangent of 0 must cancel the part of a member.
+        if problem.delivery != "shared" or all(np.isfinite(x).all() for x in some):
+            found, more = [*found, (one, alike)], 0
+        else:
+            more += 1
     operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
     shared = [name for name in operands if problem.shares(name)]
     for name in shared:
         operands[name][:] = operands[name][0]
     alike = np.array([alike for _, alike in found])
     return operands, alike | alike.any() if shared else alike
-
-
-def _member(problem: Problem, draw: int, i: int) -> tuple[Arrays, bool]:
-    """The operands of one member; finite if it shares them, as a cotangent of 0 must cancel its part."""
-    family = family_of(problem.operation)
-    for more in itertools.count():
-        operands, alike = family.operands(problem, problem.generator(draw, i, *[more] * (more > 0)))
-        some = [x.astype(np.float64) for x in operands.values() if x.dtype.kind in "fV"]
-        if problem.delivery != "shared" or all(np.isfinite(x).all() for x in some):
-            break
-    return operands, alike

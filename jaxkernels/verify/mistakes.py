@@ -156,15 +156,9 @@ def _merged_otherwise(p: Problem, operands: Arrays) -> Arrays:
     return {"b": np.moveaxis(np.swapaxes(last, -1, -2).reshape(last.shape), (-2, -1), axes)}
 
 
-def _mask_column_lost(p: Problem, operands: Arrays) -> Arrays:
-    mask = operands["mask"].copy()
-    mask[..., -1] = True
-    return {"mask": mask}
-
-
-def _last_element(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    y.reshape(len(y), -1)[:, -1] = 0.7
-    return y
+def _is_last(x: np.ndarray) -> np.ndarray:
+    """Marks the last column."""
+    return np.arange(x.shape[-1]) == x.shape[-1] - 1
 
 
 def _one_bit(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -249,7 +243,9 @@ MISTAKES: dict[str, Mistake] = {
         least=1,
     ),
     "column of a mask lost": Mistake(
-        _of_others(_mask_column_lost), lambda p: bool(p.options.get("mask")), least=4
+        _of_others(lambda p, o: {"mask": o["mask"] | _is_last(o["mask"])}),
+        lambda p: bool(p.options.get("mask")),
+        least=4,
     ),
     "rounded one unit up": Mistake(
         lambda p, o, y: np.where(
@@ -258,7 +254,9 @@ MISTAKES: dict[str, Mistake] = {
         lambda p: _is_16_bit(p) and not {"labels", "label_dtype"} & set(p.options),
         least=4,
     ),
-    "last element not stored": Mistake(_last_element),
+    "last element not stored": Mistake(
+        lambda p, o, y: np.where(_is_last(y.reshape(len(y), -1)), 0.7, y.reshape(len(y), -1))
+    ),
     "slice off by one": Mistake(lambda p, o, y: np.roll(y.reshape(len(y), -1), 1, axis=1), least=3),
     "TF32": Mistake(_of_others(_tf32), _is_product),
     "alpha lost": Mistake(lambda p, o, y: y * 1.5, operations=("sgemm",)),

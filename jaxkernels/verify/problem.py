@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkernels._core import validate
 from jaxkernels.verify import values
 from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth.bounded import Bounded
 from jaxkernels.verify.truth.compare import ratios, storage
-from jaxkernels.verify.truth.rows import DTYPES
 
 # The operands of one call, by name.
 Array = np.ndarray
@@ -123,7 +123,7 @@ class Family(abc.ABC):
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The storage types that it serves: all that have kernels."""
         del operation
-        return DTYPES
+        return validate.DTYPES
 
     @abc.abstractmethod
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:

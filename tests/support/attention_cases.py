@@ -3,10 +3,9 @@
 import dataclasses
 
 import numpy as np
-from oracle import storage
+from oracle import largest_ratio, storage
 
 from jaxkernels.verify.truth.attention import Truth
-from jaxkernels.verify.truth.compare import largest_ratio
 
 __all__ = ["SIZES", "Sizes", "Truth", "arguments", "check", "operands"]
 

@@ -4,10 +4,10 @@ import functools
 
 import jax
 import numpy as np
+from oracle import largest_ratio
 
 import jaxkernels as jk
 from jaxkernels.verify import values
-from jaxkernels.verify.truth.compare import largest_ratio
 from jaxkernels.verify.truth.products import contraction, known
 
 ON_GPU = jax.default_backend() == "gpu"

@@ -10,10 +10,10 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracle import storage
+from oracle import largest_ratio, storage
 
 import jaxkernels as jk
-from jaxkernels.verify.truth import compare, masked
+from jaxkernels.verify.truth import masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Truth(masked.Truth):
         assert (got.shape, got.dtype) == (want.shape, dtype), (
             f"{self.case}: {got.shape} {got.dtype}"
         )
-        ratio, text = compare.largest_ratio(got, self.forgiving(got, want), error)
+        ratio, text = largest_ratio(got, self.forgiving(got, want), error)
         assert ratio <= 1, f"{self.case} {dtype}: {what} {text}"
 
 

@@ -3,9 +3,10 @@
 import ml_dtypes
 import numpy as np
 
+from jaxkernels._core.validate import DTYPES
 from jaxkernels.verify.truth.bounded import sum_error
-from jaxkernels.verify.truth.compare import compute, largest_ratio, storage, widen
-from jaxkernels.verify.truth.rows import DTYPES, EPSILON, OPERATIONS, bounded
+from jaxkernels.verify.truth.compare import compute, ratios, storage, widen
+from jaxkernels.verify.truth.rows import EPSILON, OPERATIONS, bounded
 
 __all__ = [
     "DTYPES",
@@ -14,6 +15,7 @@ __all__ = [
     "bounded",
     "check",
     "compute",
+    "largest_ratio",
     "row_scalars",
     "storage",
     "sum_error",
@@ -31,6 +33,17 @@ def truth(operation, *operands):
 def row_scalars(t):
     """A number for each row, out of a (co)tangent for each element; rows of no elements have it too."""
     return t[:, :1] if t.shape[-1] else np.zeros((len(t), 1), t.dtype)
+
+
+def largest_ratio(got, want, limit):
+    """The largest error of an element in units of its bound, and where it is."""
+    got, ratio = np.asarray(got), ratios(got, want, limit)
+    if ratio.size == 0:
+        return 0.0, "empty"
+    place = tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+    worst = float(ratio[place])
+    text = f"at {place}: {got[place]!r}, truth {want[place]!r}, {worst:.3g} times the bound"
+    return worst, text
 
 
 def check(got, operation, *operands, accumulators, wide=False):

@@ -58,7 +58,13 @@ class TokenLosses(Family):
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, layout, wide = problem.options, RowLayout(problem.options), compute(problem.dtype)
         count, cols, row_shape = layout.count, layout.cols, layout.row_shape
-        kind = str(rng.choice(self._kinds(problem)))
+        kinds = [*values.FINITE]  # and others whose results are determined
+        if o["soft_cap"] is None and not o["temperature"] and problem.derivative != "jvp":
+            kinds += ["minus_inf"]
+            kinds += [] if "weights" in self.active(problem) else ["nan", "infinities"]
+            is_small = o["reduction"] == "none" or o["smoothing"] == 0
+            kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
+        kind = str(rng.choice(kinds))
         x = values.logits(kind, count, cols, problem.dtype, rng)
         x[x[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
         label = _drawn_labels(o, layout, rng)
@@ -74,16 +80,6 @@ class TokenLosses(Family):
         if o["temperature"]:
             operands["temperature"] = rng.uniform(0.5, 2, row_shape).astype(wide)
         return operands, kind in values.ALIKE
-
-    def _kinds(self, problem: Problem) -> list[str]:
-        """Kinds of logits whose results are determined."""
-        o, kinds = problem.options, [*values.FINITE]
-        if o["soft_cap"] is None and not o["temperature"] and problem.derivative != "jvp":
-            kinds += ["minus_inf"]
-            kinds += [] if "weights" in self.active(problem) else ["nan", "infinities"]
-            is_small = o["reduction"] == "none" or o["smoothing"] == 0
-            kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
-        return kinds
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
         o, shape = problem.options, RowLayout(problem.options).row_shape
@@ -119,18 +115,23 @@ class TokenLosses(Family):
         return jax.jit(core) if problem.options["beyond"] else core
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
-        truth, where = _losses(problem, operands, alike), operands.get("where", True)
+        layout, members = RowLayout(problem.options), len(alike)
+        where = operands.get("where", True)
+        x, shown = (layout.to_rows(a, members) for a in (operands["x"], where))
+        label = np.clip(operands["label"].reshape(-1).astype(np.int64), -1, layout.cols)
+        weights, temperature = (
+            operands[name].reshape(-1, 1) if name in operands else None
+            for name in ("weights", "temperature")
+        )
+        sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype, problem.how)
+        given = x, ~shown, label.astype(np.int32), problem.options, members
+        truth = Losses(*given, layout.per_row(alike), sums, weights, temperature)
         # token_log_probs is minus a loss, and has no entropy for a negative label.
         is_loss = problem.operation == "cross_entropy"
         sign = 1 if is_loss else -1
         shows = (truth.rows.label >= 0)[:, None] | is_loss
-        loss, measures = truth.loss(), truth.rows.measures()
-        found = {
-            "y": loss if is_loss else -loss,
-            "lse": measures.column(1),
-            "entropy": measures.column(2).where(shows),
-        }
-        layout = RowLayout(problem.options)
+        loss, (_, lse, entropy, _) = truth.loss(), truth.rows.measures().columns()
+        found = {"y": loss if is_loss else -loss, "lse": lse, "entropy": entropy.where(shows)}
         if problem.derivative == "jvp":
             t = layout.to_rows(np.where(where, operands["t_x"], 0), truth.members)
             for place, name in enumerate(("y", "lse", "entropy")):
@@ -150,8 +151,7 @@ class TokenLosses(Family):
             dx = truth.through_scaling(gradient, problem.dtype)
             found["dx"] = dx.apply(lambda a: layout.to_shape(a, truth.members)).where(where)
             found["dweights"] = truth.of_weights(of_loss)
-            if "temperature" in operands:
-                temperature = operands["temperature"].reshape(-1, 1)
+            if temperature is not None:
                 found["dtemperature"] = truth.of_temperature(gradient, temperature)
         return found
 
@@ -166,18 +166,3 @@ def _drawn_labels(options: dict[str, Any], layout: RowLayout, rng: Rng) -> np.nd
     if options["beyond"] and limits.max >= cols:
         label[rng.integers(count)] = rng.choice([cols, min(limits.max, 2**31 + cols)])
     return label.astype(options["label_dtype"])
-
-
-def _losses(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
-    """The losses of the rows of all members."""
-    layout, members = RowLayout(problem.options), len(alike)
-    x, where = (layout.to_rows(a, members) for a in (operands["x"], operands.get("where", True)))
-    label = np.clip(operands["label"].reshape(-1).astype(np.int64), -1, layout.cols)
-    weights, temperature = (
-        operands[name].reshape(-1, 1) if name in operands else None
-        for name in ("weights", "temperature")
-    )
-
-    sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype, problem.how)
-    given = x, ~where, label.astype(np.int32), problem.options, members
-    return Losses(*given, layout.per_row(alike), sums, weights, temperature)

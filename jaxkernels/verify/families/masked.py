@@ -60,7 +60,14 @@ class Masked(Family):
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, shape = problem.options, problem.options["shape"]
         rows, cols = math.prod(shape[:-1]), shape[-1]
-        kind = str(rng.choice(_kinds(problem)))
+        kinds, infinite = [*values.FINITE], ("minus_inf", "nan", "infinities", "all_minus_inf")
+        if o["scale"] == 1.0 and o["bias"] is None:
+            kinds += [*infinite, "huge"]
+        elif (
+            o["scale"] and problem.derivative == "value"
+        ):  # sums over rows with some NaN have no result
+            kinds += infinite
+        kind = str(rng.choice(kinds))
         scores = values.logits(kind, rows, cols, problem.dtype, rng).reshape(shape)
         operands: Arrays = {"scores": scores}
         if o["mask"] is not None:
@@ -122,12 +129,3 @@ class Masked(Family):
             name: Bounded(truth.forgiving(results[name], want), limit)
             for name, (want, limit) in found.items()
         }
-
-
-def _kinds(problem: Problem) -> list[str]:
-    """Kinds of scores with a determined result; sums over rows with some NaN have none."""
-    scale, kinds = problem.options["scale"], [*values.FINITE]
-    infinite = ["minus_inf", "nan", "infinities", "all_minus_inf"]
-    if scale == 1.0 and problem.options["bias"] is None:
-        return [*kinds, *infinite, "huge"]
-    return kinds + (infinite if scale and problem.derivative == "value" else [])

@@ -67,11 +67,8 @@ class OptaxLosses(Family):
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits."""
-        layout, members, of_ids = (
-            RowLayout(problem.options),
-            len(alike),
-            problem.operation == _OF_IDS,
-        )
+        layout, members = RowLayout(problem.options), len(alike)
+        of_ids = problem.operation == _OF_IDS
         x, mask = (layout.to_rows(a, members) for a in (operands["x"], operands.get("where", True)))
         label = np.full(len(x), -1, np.int32)
         if of_ids:
@@ -80,16 +77,16 @@ class OptaxLosses(Family):
             label = np.where((ids < 0) | (ids >= cols), cols, ids).astype(np.int32)
         sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype)
         rows = Rows(np.where(mask, x, np.asarray(-np.inf, x.dtype)), label, sums)
-        measures, p, x = rows.measures(), rows.precision, widen(x)
+        (nll, lse, *_), p, x = rows.measures().columns(), rows.precision, widen(x)
         t = widen(operands.get("t", np.zeros(members * layout.count))).reshape(-1, 1)
         given, none = Bounded(t, 0, p), Bounded(0 * t, 0, p)
         if of_ids and problem.options["where"] is None:
-            y, dx = measures.column(0), rows.gradient(concatenate(given, none, none, none))
+            y, dx = nll, rows.gradient(concatenate(given, none, none, none))
         else:  # the gradient is a sum of two that are rounded to the storage type
             weight = rows.is_label
             if not of_ids:
                 weight = np.where(mask, widen(layout.to_rows(operands["label"], members)), 0)
-            additions, lse = sum_error(layout.cols, 1, alike=True) + _ROUNDINGS, measures.column(1)
+            additions = sum_error(layout.cols, 1, alike=True) + _ROUNDINGS
             size = _ROUNDINGS * (np.abs(x) + 2 * finite(rows.largest))
             parts = (lse - x).plus_error(p.u * (size + finite(lse.value - rows.largest))) * weight
             y = parts.where(weight != 0).sum(additions)

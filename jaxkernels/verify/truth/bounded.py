@@ -126,13 +126,10 @@ class Bounded:
         """Moves, repeats or leaves out elements."""
         return Bounded(move(self.value), move(self.limit), self.precision)
 
-    def column(self, i: int) -> Bounded:
-        """One column, (rows, 1)."""
-        return self.apply(lambda a: a[:, i : i + 1])
-
     def columns(self) -> list[Bounded]:
-        """All columns."""
-        return [self.column(i) for i in range(self.value.shape[1])]
+        """All columns, (rows, 1) each."""
+        parts = (np.split(a, a.shape[1], axis=1) for a in self)
+        return [Bounded(x, limit, self.precision) for x, limit in zip(*parts, strict=True)]
 
     def where(self, condition: Any, other: Any = 0.0) -> Bounded:
         """Another value where the condition does not hold."""

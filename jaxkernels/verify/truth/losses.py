@@ -98,7 +98,7 @@ class Rows:
         others = of_lse + of_distance - (of_entropy * excess).where(of_entropy.value != 0)
         size = finite(of_lse.value) + finite(of_distance.value) + finite(of_nll.value)
         others = others.plus_error(4 * p.u * size)
-        nll = self.measures().column(0)
+        nll, *_ = self.measures().columns()
         nll = nll.where(~np.isnan(nll.value))
         # The kernel's p at a label is exp(-loss), or an exponential as elsewhere.
         at_label = softmax.plus_error(self.p * (nll.limit + 4 * p.u))
@@ -214,7 +214,7 @@ class Losses:
         """The cotangents of the measures, (rows, 4), from the results' for each row, (rows, 1)."""
         (q, smoothing, z), factor = self._parts, self.factor()
         c = (factor * of_loss).where(factor.value != 0).rounded(_TERMS)
-        slope = (c * (2 * z) * self.rows.measures().column(1)).where(c.value * z != 0)
+        slope = (c * (2 * z) * self.rows.measures().columns()[1]).where(c.value * z != 0)
         return concatenate(c * q, slope + of_lse, c * 0 + of_entropy, c * smoothing)
 
     @np.errstate(all="ignore")

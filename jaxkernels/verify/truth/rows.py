@@ -11,7 +11,6 @@ from jaxkernels.verify.truth.bounded import PRECISION, Bounded, known, sum_error
 from jaxkernels.verify.truth.compare import total
 
 EPSILON = 1e-6  # of rms_norm, by default
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 OPERATIONS = (
     *("softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad", "log_softmax_jvp"),
     *("logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp"),
