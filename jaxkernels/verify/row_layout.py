@@ -120,23 +120,21 @@ class RowLayout:
         rank = len(self.shape)
         some = range(rank) if axis is None else axis if isinstance(axis, list) else [axis]
         self.axes = sorted(d % rank for d in some)  # the dimensions that rows are made of
-        others = [d for d in range(rank) if d not in self.axes]
-        self.row_shape = [self.shape[d] for d in others]
+        self.row_shape = [n for d, n in enumerate(self.shape) if d not in self.axes]
         self.count = math.prod(self.row_shape)
         self.cols = math.prod(self.shape[d] for d in self.axes)
-        self._order = [*others, *self.axes]
+        self._places, self._last = [d + 1 for d in self.axes], [*range(-len(self.axes), 0)]
 
     def to_rows(self, x: Any, members: int) -> np.ndarray:
         """The rows of all members, (rows, cols), of what broadcasts against their shapes."""
         whole = np.broadcast_to(x, (members, *self.shape))
-        moved = whole.transpose([0, *(d + 1 for d in self._order)])
+        moved = np.moveaxis(whole, self._places, self._last)
         return moved.reshape(members * self.count, self.cols)
 
     def to_shape(self, rows: np.ndarray, members: int) -> np.ndarray:
         """The inverse of `to_rows`, (members, *shape)."""
-        whole = rows.reshape(members, *(self.shape[d] for d in self._order))
-        order = [0, *(int(d) + 1 for d in np.argsort(self._order))]
-        return np.ascontiguousarray(whole.transpose(order))
+        moved = rows.reshape(members, *self.row_shape, *(self.shape[d] for d in self.axes))
+        return np.ascontiguousarray(np.moveaxis(moved, self._last, self._places))
 
     def per_row(self, members: np.ndarray) -> np.ndarray:
         """A value of each member for each of its rows, (rows, 1)."""

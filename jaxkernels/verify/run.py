@@ -20,7 +20,7 @@ from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
 _DEVICE = threading.Lock()  # only the second run shares the device, on purpose
-_EVERY = 4  # draws of which one runs again
+_EVERY = 4  # every fourth draw runs again
 
 
 @dataclasses.dataclass(frozen=True)

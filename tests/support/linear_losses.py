@@ -85,6 +85,7 @@ class Layer:
             found["dbias"] = of_bias.stored(PRECISION[self.bias.dtype.name])
         return found
 
+    @np.errstate(all="ignore")
     def check(self, loss, gradients, reduction="none"):
         """A loss and the first of its gradients, of x, w and bias, lie within their bounds."""
         of_rows = self.losses.losses().rounded(8)

@@ -57,6 +57,7 @@ def kernels_of(calls, tier):
     return results
 
 
+@np.errstate(all="ignore")
 def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: calls):
     """Holds the kernels against the truth, with random numbers and cotangents for each row.
 
@@ -99,11 +100,10 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: ca
                 assert_within(got, want, limit, f"{name} {x.shape} {dtype}")
         check_gradient(dx, cotangent, 0 * cotangent, "gradient")
         weight, q, smoothing, z = (oracle.widen(n)[:, None] for n in numbers.T)
-        with np.errstate(all="ignore"):
-            of_lse = 2 * weight * z * truth[:, 1:2]
-            given = np.concatenate([weight * q, of_lse, 0 * q, weight * smoothing], axis=-1)
-            given = np.where((label >= 0) & (weight != 0), given, 0)
-            off = np.zeros_like(given)
-            off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
+        of_lse = 2 * weight * z * truth[:, 1:2]
+        given = np.concatenate([weight * q, of_lse, 0 * q, weight * smoothing], axis=-1)
+        given = np.where((label >= 0) & (weight != 0), given, 0)
+        off = np.zeros_like(given)
+        off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
         off = np.where(np.isfinite(off), off, 0) + 8 * losses.u * np.abs(given)
         check_gradient(with_loss, given, off, "with the loss")

@@ -60,9 +60,8 @@ class Rows:
         self.mean = (e * self.d).sum(sigma + 4) / s  # of p d
         self.sum = self.d.sum(sigma + 4)
         # Errors of the logits change log S and the entropy.
-        self._excess = (
-            self.d - self.mean
-        )  # log p + entropy, in which log S is not subtracted from itself
+        # Log p + entropy, in which log S is not subtracted from itself.
+        self._excess = self.d - self.mean
         self._of_sum, self._of_entropy = (
             1.01 * total(finite(self.p * weight) * self._slack)
             for weight in (1, np.abs(self._excess.value))
@@ -186,7 +185,6 @@ class Losses:
         weight = Bounded(self.weight, 0, self.rows.precision)
         return weight / self._total_weight() if self._reduction == "mean" else weight
 
-    @np.errstate(all="ignore")
     def of_rows(self) -> Bounded:
         """The loss of each row before its factor, (rows, 1)."""
         nll, lse, _, distance = self.rows.measures().columns()
@@ -197,7 +195,6 @@ class Losses:
                 loss = (loss + term).plus_error(_TERMS * self.u * finite(term.value))
         return loss
 
-    @np.errstate(all="ignore")
     def losses(self) -> Bounded:
         """The loss of each row, (rows, 1)."""
         factor = self.factor()
@@ -207,7 +204,6 @@ class Losses:
         """The result of the program: (rows, 1) with reduction "none", else (members, 1)."""
         return self.losses() if self._reduction == "none" else self.summed(self.losses())
 
-    @np.errstate(all="ignore")
     def cotangents(
         self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
     ) -> Bounded:
@@ -217,7 +213,6 @@ class Losses:
         slope = (c * (2 * z) * self.rows.measures().columns()[1]).where(c.value * z != 0)
         return concatenate(c * q, slope + of_lse, c * 0 + of_entropy, c * smoothing)
 
-    @np.errstate(all="ignore")
     def gradient(self, cotangents: Bounded, of_loss: np.ndarray) -> Bounded:
         """The gradient by the logits that the kernel reads; `of_loss` multiplies a rounded gradient."""
         rows, p = self.rows, self.rows.precision
@@ -228,20 +223,17 @@ class Losses:
             found = found.stored(p).plus_error(p.smallest * finite(of_loss))
         return found
 
-    @np.errstate(all="ignore")
     def through_scaling(self, gradient: Bounded, dtype: Any) -> Bounded:
         """The gradient by the logits that the program was given, in their storage type."""
         if self.is_given:
             return gradient
         return (gradient * self.slope).rounded().stored(PRECISION[np.dtype(dtype).name])
 
-    @np.errstate(all="ignore")
     def of_temperature(self, gradient: Bounded, temperature: np.ndarray) -> Bounded:
         """The gradient by the temperature of each row, (rows, 1); hidden logits have none."""
         additions = sum_error(self.rows.wide.shape[-1], 1, alike=True) + 6
         return -(gradient * self.logits).sum(additions) / widen(temperature)
 
-    @np.errstate(all="ignore")
     def of_weights(self, of_loss: np.ndarray) -> Bounded:
         """With respect to the weight of each row, (rows, 1).
 
@@ -259,7 +251,6 @@ class Losses:
             has_any = self._has_label & self.to_rows(self.of_members(self.weight) != 0)
         return (loss * of_loss).rounded(3).where(has_any)
 
-    @np.errstate(all="ignore")
     def tangent(self, cotangents: Bounded, t: np.ndarray) -> Bounded:
         """The results' derivative along a tangent t of the given logits, (rows, 1)."""
         rows, along = self.rows, self.slope * known(t, self.rows.precision)
