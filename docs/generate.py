@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
-from jaxkernels.bench import attention, records, rows, sgemm
+from jaxkernels.bench import attention, records, row_map, rows, sgemm, traffic
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import OPTIONS, PEERS
 from jaxkernels.bench.records import Measured, Run
@@ -335,7 +335,7 @@ def _slowest(groups: Mapping[str, Cases], least: float, shown: int) -> list[list
 @section("logsumexp", "logsumexp", group="rows", direction="fwd")
 def by_length(source: Source, cases: Cases) -> str:
     """A line for each length: the fraction of memory's rate, and the speed over jax.nn's."""
-    ceiling = rows.traffic(cases[0]).ceiling
+    ceiling = traffic.of(cases[0]).ceiling
     kinds = _kinds(cases)
     at = {(m["cols"], kind): m for kind, members in kinds.items() for m in members}
     heads = ["columns"]
@@ -345,11 +345,11 @@ def by_length(source: Source, cases: Cases) -> str:
     for cols in sorted({m["cols"] for m in cases}):
         of_length = [at.get((cols, kind), Measured({}, {})) for kind in kinds]
         cells = [
-            (number(rows.of_ceiling(m) if m.case else None), number(m.ratio(*_AUTO)))
+            (number(traffic.of_ceiling(m) if m.case else None), number(m.ratio(*_AUTO)))
             for m in of_length
         ]
         lines.append([str(cols), *(cell for pair in cells for cell in pair)])
-    rates = [rate / 1e12 for m in cases if (rate := rows.rate(m, ceiling))]
+    rates = [rate / 1e12 for m in cases if (rate := traffic.rate(m, ceiling))]
     said = [
         Gains.of(members, lambda m: m.ratio(*_AUTO)).said(
             f"Times jax.nn's speed, {dtype} {_DIRECTIONS[direction]}"
@@ -373,7 +373,7 @@ def softmax_picture(source: Source, cases: Cases) -> Picture:
 
     def points(members: Cases) -> Points:
         return {
-            shown: [(m["cols"], r / 1e12) for m in members if (r := rows.rate(m, name))]
+            shown: [(m["cols"], r / 1e12) for m in members if (r := traffic.rate(m, name))]
             for shown, name in names.items()
         }
 
@@ -388,7 +388,7 @@ def drawn_lengths(source: Source, cases: Cases) -> str:
     by_height = {
         str(n) if n else "many": groups[n] for n in sorted(groups, key=lambda n: (n > 0, -n))
     }
-    lines = _slowest(by_height, 1 / rows.TOLERANCE, shown=3)
+    lines = _slowest(by_height, 1 / row_map.TOLERANCE, shown=3)
     heads = ["rows", "cases", "times jax.nn, geometric mean", "slower by more than 3 %", "slowest"]
     seed = source.run.settings["seed"]
     return f"{source.caption} Lengths are those of seed {seed}.\n\n{grid(heads, lines)}"
@@ -427,7 +427,7 @@ def losses(source: Source, cases: Cases) -> str:
     """A table for each direction."""
     found = [source.caption]
     for direction, members in group_by(cases, lambda m: m["direction"]).items():
-        ceiling = rows.traffic(members[0]).ceiling
+        ceiling = traffic.of(members[0]).ceiling
         names = PEERS | ({"xla": "jax.nn"} if direction == "log_probs" else {})
         peers = [n for n in names if n != "log_softmax" and any(m.seconds(n) for m in members)]
         heads = ["dtype, columns", "ours ms", f"of {ceiling}", f"times {names['xla']}"]
@@ -436,7 +436,7 @@ def losses(source: Source, cases: Cases) -> str:
             [
                 f"{m['dtype']} {m['cols']}",
                 ms(m, "ours"),
-                number(rows.of_ceiling(m, "ours")),
+                number(traffic.of_ceiling(m, "ours")),
                 number(m.ratio("xla", "ours")),
                 *(ms(m, name) for name in peers),
             ]

@@ -5,7 +5,7 @@ copy in one process, and prints a table. ``--json`` writes every number to a fil
 such a file without measuring. The tables and plots of the documents are made from these files.
 
 A suite is data (``suite``), which one engine measures by the method of ``timing``. ``programs`` has what
-several suites call. ``rows`` has the suites ``softmax``, ``logsumexp``, ``rms_norm`` and ``map``, and what they share
-with ``losses``. ``records`` and ``environment`` are the numbers of a run and their conditions; ``tables`` prints
-them. ``regress`` compares two runs.
+several suites call. ``rows`` has the suites ``softmax``, ``logsumexp`` and ``rms_norm``, and what they share with
+``row_map`` and ``losses``; ``traffic`` has the bytes that they must move. ``records`` and ``environment`` are the
+numbers of a run and their conditions; ``tables`` prints them. ``regress`` compares two runs.
 """

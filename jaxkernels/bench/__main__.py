@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxkernels.bench import (
     attention,
@@ -19,11 +18,12 @@ from jaxkernels.bench import (
     losses,
     records,
     regress,
+    row_map,
     rows,
     scaling,
     sgemm,
 )
-from jaxkernels.bench.options import count
+from jaxkernels.bench.options import build_parser
 from jaxkernels.bench.suite import Suite, measure
 from jaxkernels.bench.tables import group_by, print_table
 
@@ -32,44 +32,10 @@ OPERATIONS: tuple[Suite, ...] = (
     *(module.SUITE for module in (losses, linear_loss, attention, sgemm, float32, scaling)),
 )
 # `regress` watches cells of every operation's suite.
-SUITES = (*OPERATIONS, rows.MAP, regress.suite_of(OPERATIONS))
+SUITES = (*OPERATIONS, row_map.SUITE, regress.suite_of(OPERATIONS))
 
 # Options that do not affect the measurement, and so are not recorded.
 _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}
-
-
-def _add_parser(commands: Any, suite: Suite) -> None:
-    parser = commands.add_parser(suite.name, help=suite.summary, description=suite.summary)
-    what = parser.add_argument_group("what to measure")
-    for name, choices in suite.axes.items():
-        what.add_argument(f"--{name}s", nargs="+", choices=choices, default=choices)
-    for flag, keywords in suite.options.items():
-        what.add_argument(flag, **keywords)
-    how = parser.add_argument_group("how to measure")
-    how.add_argument("--repeats", type=count, default=5, metavar="N", help="samples per median")
-    how.add_argument(
-        "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
-    )
-    how.add_argument("--limit", type=float, metavar="S", help="begin nothing after S seconds")
-    out = parser.add_argument_group("what to write")
-    files = {"--json": "keep every number", "--from-json": "show an earlier run, measure nothing"}
-    for flag, text in files.items():
-        out.add_argument(flag, type=Path, metavar="FILE", help=text)
-    out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
-    parser.set_defaults(suite=suite, **suite.defaults)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser, with a sub-command for each suite."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxkernels.bench",
-        description="Measure jaxkernels, XLA and a plain copy, in one process and one run.",
-    )
-    parser.set_defaults(against=None)
-    commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
-    for suite in SUITES:
-        _add_parser(commands, suite)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared. Exits with 2 if the arguments are wrong, or select nothing to measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = build_parser()
+    parser = build_parser(SUITES)
     options = parser.parse_args(arguments)
     options.command = "python -m jaxkernels.bench " + shlex.join(arguments)
     suite: Suite = options.suite

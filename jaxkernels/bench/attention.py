@@ -8,16 +8,13 @@
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel.
-* With ``--drawn N``, instead of these: 16-bit layers of random sizes. Is the default the fastest choice? A seed
-  draws the batch, query heads, key heads, lengths (including odd ones), the depth, and a mask or bias. Seed 1 is
-  for tuning the rule of `jaxkernels/_attention/choice.py`. Seed 2 is for published figures: nothing is tuned on
-  its sizes. ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders have
-  the same program, it is compiled once and timed for each.
+* With ``--drawn N``, instead of these: 16-bit layers of random sizes (``attention_sizes``). Is the default the
+  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders
+  have the same program, it is compiled once and timed for each.
 """
 
 from __future__ import annotations
 
-import random
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +28,7 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import programs
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.attention_sizes import DRAWN_SIZES, drawn_cases
 from jaxkernels.bench.options import seeded, several, sizes
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
@@ -52,20 +50,10 @@ CPU_SHAPES: _Shapes = {
 }
 _DEPTH = 64
 SIZES = ("batch", "heads", "length", "depth")
-_HEADS = {"ours": "ours", "xla": "XLA"}
 # Implementations of drawn layers.
 NAMED = ("cudnn", "ffi", "xla")
 # The default counts as too slow above this multiple of the best time.
 TOLERANCE = 1.03
-KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
-_KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
-_DEPTHS = (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256)
-# Most scores of a case; four float32 arrays of them take 4 GiB.
-_MOST_SCORES = 2**28
-_CPU_SCORES = 2**18
-# Number of cases whose programs are compiled together and whose arrays share the memory.
-_PART = 5
-DRAWN_SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
@@ -74,7 +62,7 @@ def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequ
     return kind | dict(zip(SIZES[: 4 if group == "layers" else 3], (*shape, _DEPTH), strict=False))
 
 
-def cases(options: Options) -> Iterable[Case]:
+def _cases(options: Options) -> Iterable[Case]:
     """Every dtype, shape, variant and direction; layers have no mask. With ``--drawn``, random layers."""
     if options.drawn:
         yield from drawn_cases(options.drawn, options.seed)
@@ -88,45 +76,16 @@ def cases(options: Options) -> Iterable[Case]:
             yield heads_case(group, dtype, variant, direction, shape)
 
 
-def drawn_cases(count: int, seed: int) -> Iterable[Case]:
-    """Random cases, alternately forward and with gradients."""
-    draw = random.Random(seed)
-    most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
-    for i in range(count):
-        (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
-        sizes = _sizes(draw, most)
-        if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
-            sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
-        dtype = "bfloat16" if draw.random() < 0.7 else "float16"
-        direction = ("fwd", "both")[i % 2]
-        about = {"group": "drawn", "dtype": dtype, "direction": direction, "kind": kind}
-        yield {**about, **sizes, "part": i // _PART}
+def _kind(case: Case) -> str:
+    """The mask, bias or lengths of a case."""
+    return case["kind"] if case["group"] == "drawn" else case["variant"]
 
 
-def _sizes(draw: random.Random, most: int) -> dict[str, int]:
-    def between(low: int, high: int) -> int:
-        return round(low * (high / low) ** draw.random())
-
-    def length() -> int:
-        drawn = between(128, 8192)
-        return drawn | 1 if draw.random() < 0.25 else max(128, drawn // 64 * 64)
-
-    t = length()
-    s = t if draw.random() < 0.8 else length()
-    while t * s > most:
-        t, s = t // 2, s // 2
-    batch, heads = between(1, 64), between(1, 32)
-    groups = draw.choice((1, 1, 1, 2, 4, 8))
-    key_heads = max(1, heads // groups)
-    heads = key_heads * groups if heads >= groups else heads
-    while batch > 1 and batch * heads * t * s > most:
-        batch = batch // 2
-    while heads * t * s > most:
-        heads, key_heads = heads // key_heads, 1
-        heads = max(1, heads // 2) if heads * t * s > most else heads
-    return dict(
-        zip(DRAWN_SIZES, (batch, t, s, heads, key_heads, draw.choice(_DEPTHS)), strict=True)
-    )
+def label(case: Case) -> str:
+    """The case in one line."""
+    names = DRAWN_SIZES if case["group"] == "drawn" else SIZES
+    size = "x".join(str(case[name]) for name in names if name in case)
+    return f"{case['group']} {_kind(case)} {case['direction']} {case['dtype']} {size}"
 
 
 def _draw(case: Case) -> list[Arguments]:
@@ -184,24 +143,18 @@ def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> ja
 
 def _our_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
     """Our layer by a named implementation, or by its default."""
-    given = dict(zip((kind,), arrays[3:], strict=False))
-    return jk.dot_product_attention(
-        *arrays[:3],
-        bias=given.get("bias"),
-        mask=given.get("mask", given.get("padding")),
-        key_value_seq_lengths=given.get("lengths"),
-        is_causal=kind == "causal",
-        implementation=implementation,
-    )
+    keyword = {"padding": "mask", "lengths": "key_value_seq_lengths"}.get(kind, kind)
+    given: dict[str, Any] = dict(zip((keyword,), arrays[3:], strict=False))
+    how = {"is_causal": kind == "causal", "implementation": implementation}
+    return jk.dot_product_attention(*arrays[:3], **how, **given)
 
 
-_cudnn = partial(_xla_layer, implementation="cudnn")
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
     "scores": {"copy": lambda _, x, *mask: jnp.copy(x), "xla": _xla_softmax, "ours": _our_softmax},
     "layers": {
         "xla": _xla_layer,
         "ours": partial(_our_layer, None),
-        "cudnn": programs.refusing(_cudnn),
+        "cudnn": programs.refusing(partial(_xla_layer, implementation="cudnn")),
     },
     "drawn": {
         name or "default": programs.refusing(partial(_our_layer, name)) for name in (None, *NAMED)
@@ -209,7 +162,7 @@ _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
 }
 
 
-def names(case: Case, options: Options) -> Iterable[str]:
+def _names(case: Case, options: Options) -> Iterable[str]:
     """The contenders of a group; cuDNN has no float32."""
     found = _CONTENDERS[case["group"]]
     return [name for name in found if name != "cudnn" or case["dtype"] != "float32"]
@@ -239,22 +192,11 @@ def program(case: Case, name: str) -> Program:
     elif name == "default":
         look["path"] = _path
     function = partial(_CONTENDERS[case["group"]][name], _kind(case))
-    whole = (
-        programs.with_gradient(function, 1 if is_scores else 3)
-        if is_both
-        else programs.forward(function)
-    )
+    if is_both:
+        whole = programs.with_gradient(function, 1 if is_scores else 3)
+    else:
+        whole = programs.forward(function)
     return Program(whole, partial(_draw, case), inspect=look)
-
-
-def watched(platform: str) -> Iterable[tuple[str, Case]]:
-    """Scores and layers of one shape."""
-    kinds = {"scores": (VARIANTS, (4, 16, 1024)), "layers": (("plain", "causal"), (4, 16, 1024))}
-    if platform == "cpu":
-        kinds = {"scores": (VARIANTS, (1, 4, 256)), "layers": (("causal",), (1, 4, 128, 32))}
-    for group, (variants, shape) in kinds.items():
-        for dtype, direction, variant in product(("float32", "bfloat16"), DIRECTIONS, variants):
-            yield group, heads_case(group, dtype, variant, direction, shape)
 
 
 def model_bytes(case: Case) -> int:
@@ -283,20 +225,8 @@ def of_model(m: Measured, name: str = "ours") -> float | None:
     return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
 
 
-def _kind(case: Case) -> str:
-    """The mask, bias or lengths of a case."""
-    return case["kind"] if case["group"] == "drawn" else case["variant"]
-
-
-def label(case: Case) -> str:
-    """The case in one line."""
-    names = DRAWN_SIZES if case["group"] == "drawn" else SIZES
-    size = "x".join(str(case[name]) for name in names if name in case)
-    return f"{case['group']} {_kind(case)} {case['direction']} {case['dtype']} {size}"
-
-
-def over_best(m: Measured) -> float | None:
-    """The default's time divided by the fastest one; None without both.
+def _of_best(m: Measured) -> float | None:
+    """The default's speed relative to the fastest; None without both.
 
     The default and the implementation that it chose run the same program, so the mean of both times is
     used.
@@ -307,20 +237,23 @@ def over_best(m: Measured) -> float | None:
         return None
     if path in times:
         own = times[path] = statistics.mean((own, times[path]))
-    return own / min(times.values())
+    return min(times.values()) / own
 
 
-SWEEP = t.Sweep("default over the best", over_best, lambda m: label(m.case), TOLERANCE)
+def _over_best(m: Measured) -> float | None:
+    ratio = _of_best(m)
+    return ratio and 1 / ratio
 
 
-def views(run: Run) -> list[t.View]:
+def _views(run: Run) -> list[t.View]:
     """A table of scores for each dtype and direction, and one of all layers; or random layers."""
     if any(m["group"] == "drawn" for m in run.measured):
         columns = t.fields("kind", "direction", "dtype", *DRAWN_SIZES)
         columns.append(t.extra("path", "path", contender="default"))
         columns += [t.time(f"{name} ms", name) for name in _CONTENDERS["drawn"]]
-        columns.append(t.Column("over best", over_best, "{:.3f}"))
-        return [SWEEP.view("attention of drawn sizes", columns)]
+        columns.append(t.Column("over best", _over_best, "{:.3f}"))
+        of_best = t.Sweep("default of the best", _of_best, lambda m: label(m.case), 1 / TOLERANCE)
+        return [of_best.view("attention of drawn sizes", columns)]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
@@ -328,9 +261,10 @@ def views(run: Run) -> list[t.View]:
     def scores(m: Measured) -> list[t.Column]:
         columns = t.fields("length", "batch", "heads", "variant")
         columns += [t.Column(f"copy {unit}", copy_rate, text), xla, ours, gain]
-        for name, head in _HEADS.items():
+        heads = {"ours": "ours", "xla": "XLA"}
+        for name, head in heads.items():
             columns.append(t.Column(f"{head} of model", partial(of_model, name=name), "{:.2f}"))
-        for name, head in _HEADS.items() if m["direction"] == "both" else ():
+        for name, head in heads.items() if m["direction"] == "both" else ():
             columns.append(t.memory(f"{head} temp MiB", 2**20, 1, name))
         return columns
 
@@ -343,10 +277,11 @@ def views(run: Run) -> list[t.View]:
         "XLA's float32 at the highest precision; cuDNN has no float32",
         f"our kernels in our programs: {', '.join(kernels) or 'none'}",
     )
-    title = "scale, mask and softmax, {direction}, {dtype}"
     return [
-        t.View(title, scores, lambda m: m["group"] == "scores", notes=of_scores),
-        t.View("attention layers", layers, lambda m: m["group"] == "layers", notes=of_layers),
+        t.View(
+            "scale, mask and softmax, {direction}, {dtype}", scores, ("scores",), notes=of_scores
+        ),
+        t.View("attention layers", layers, ("layers",), notes=of_layers),
     ]
 
 
@@ -354,11 +289,11 @@ _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batc
 SUITE = Suite(
     name="attention",
     summary="softmax of attention scores, and layers, compared with XLA, cuDNN and a copy",
-    cases=cases,
-    names=names,
+    cases=_cases,
+    names=_names,
     program=program,
     label=label,
-    views=views,
+    views=_views,
     axes={
         "group": (*GROUPS, "drawn"),
         "dtype": (*DTYPES, "float16"),
@@ -371,5 +306,4 @@ SUITE = Suite(
         "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
         "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
     },
-    watched=watched,
 )

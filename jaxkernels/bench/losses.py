@@ -2,7 +2,7 @@
 
 One run compares a plain pass over memory, optax's loss under XLA (``xla``), our loss,
 ``-log_softmax[label]`` with our log_softmax, and torch's ``cross_entropy``, eager and compiled, if torch
-is installed (``rows.TRAFFIC`` has the model bytes and the ceilings):
+is installed (``traffic`` has the model bytes and the ceilings):
 
 * ``loss``: the mean of the losses of all rows.
 * ``mean``: the mean and its gradient.
@@ -23,20 +23,20 @@ import random
 from collections.abc import Iterable
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows
+from jaxkernels.bench import rows, traffic
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.options import count, seeded, several
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, row_case
 from jaxkernels.bench.suite import Arguments, Function, Options, Program
-from jaxkernels.typing import Reduction
 
 VOCABULARIES = (32000, 50257, 50304, 128256, 151936, 262144)
 SIZES = (2**28, 2**30)
@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.7},
     "soft_cap": {"logit_soft_cap": 30.0},
     "smoothing": {"label_smoothing": 0.1},
-    "where": {"where": None},  # a mask of the classes
+    "where": {},  # a mask of the classes
 }
 _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
@@ -64,8 +64,7 @@ def lengths(count: int, seed: int) -> list[int]:
     return [n | 1 if i % 2 else n for i, n in enumerate(drawn)]
 
 
-def cases(options: Options) -> Iterable[Case]:
-    """Every size, dtype, direction and length, then the cases of few rows."""
+def _cases(options: Options) -> Iterable[Case]:
     on_cpu = jax.default_backend() == "cpu"
     known = _CPU_COLS if on_cpu else VOCABULARIES
     if options.drawn:
@@ -74,7 +73,7 @@ def cases(options: Options) -> Iterable[Case]:
         known = (VOCABULARIES[3], *lengths(1, options.seed))
     default = _CPU_SIZES if on_cpu else SIZES[:1] if options.short else SIZES
     sizes = options.elements or default
-    for size, dtype, direction in product(sizes, DTYPES, rows.TRAFFIC["losses"]):
+    for size, dtype, direction in product(sizes, DTYPES, traffic.TRAFFIC["losses"]):
         for cols in sorted(set(options.cols or known)):
             yield row_case("losses", direction, dtype, max(1, size // cols), cols)
     if not on_cpu and not options.drawn:
@@ -87,12 +86,11 @@ def names(case: Case, options: Options) -> list[str]:
     """The ceiling's contenders, ours and its peers; for few rows only XLA and ours."""
     if rows.is_few(case):
         return ["xla", "ours"]
-    found = [*rows.CEILINGS[rows.traffic(case).ceiling], "xla", "log_softmax", "ours"]
+    passes = traffic.CEILINGS[traffic.of(case).ceiling]
     if options.drawn:
-        return [name for name in found if name != "log_softmax"] + list(OPTIONS)
-    if importlib.util.find_spec("torch") and case["direction"] != "log_probs":
-        found += ["torch", "compiled"]
-    return found
+        return [*passes, "xla", "ours", *OPTIONS]
+    has_torch = importlib.util.find_spec("torch") and case["direction"] != "log_probs"
+    return [*passes, "xla", "log_softmax", "ours", *(("torch", "compiled") if has_torch else ())]
 
 
 def of_optax(label: jax.Array, x: jax.Array) -> jax.Array:
@@ -108,34 +106,24 @@ def _at_label(log_p: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
 
 
-def _ours(contender: str, label: jax.Array, x: jax.Array, reduction: Reduction = "none") -> Any:
-    given: Any = OPTIONS.get(contender, {})
-    if contender == "where":
-        given = {"where": jnp.arange(x.shape[-1]) % 7 != 0}
-    return jk.cross_entropy(x, label, reduction=reduction, implementation="ffi", **given)
+def _of_log_softmax(label: jax.Array, x: jax.Array) -> jax.Array:
+    return -_at_label(jk.log_softmax(x, implementation="ffi"), label).astype(jnp.float32)
 
 
-def _losses(contender: str) -> Function:
-    """f(labels, logits) -> the loss of each row."""
-    if contender == "ours" or contender in OPTIONS:
-        return partial(_ours, contender)
-    if contender == "xla":
-        return of_optax
-
-    def of_log_softmax(label: jax.Array, x: jax.Array) -> jax.Array:
-        log_p = jk.log_softmax(x, implementation="ffi")
-        return -_at_label(log_p, label).astype(jnp.float32)
-
-    return of_log_softmax
+def _of_ours(name: str, label: jax.Array, x: jax.Array, reduction: Any = "none") -> jax.Array:
+    options: Any = OPTIONS.get(name, {})
+    if name == "where":
+        options = {"where": jnp.arange(x.shape[-1]) % 7 != 0}
+    return jk.cross_entropy(x, label, reduction=reduction, implementation="ffi", **options)
 
 
-def _log_probs(contender: str) -> Function:
+def _log_probs(name: str) -> Function:
     """f(labels, logits) -> log-probabilities and entropies."""
-    if contender == "ours":
+    if name == "ours":
         ours = partial(jk.token_log_probs, return_entropy=True, implementation="ffi")
         return lambda label, x: ours(x, label)
     log_softmax = jax.nn.log_softmax
-    if contender == "log_softmax":
+    if name == "log_softmax":
         log_softmax = partial(jk.log_softmax, implementation="ffi")
 
     def both(label: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -145,16 +133,17 @@ def _log_probs(contender: str) -> Function:
     return both
 
 
-def function_of(contender: str, direction: str) -> Function:
+def function_of(name: str, direction: str) -> Function:
     """A contender's function of (label, x), or of (label, cotangent, x) for ``none``."""
     if direction == "log_probs":
-        return _log_probs(contender)
-    losses = _losses(contender)
+        return _log_probs(name)
+    peers = {"xla": of_optax, "log_softmax": _of_log_softmax}
+    losses: Function = peers.get(name) or partial(_of_ours, name)
 
     def mean(x: jax.Array, label: jax.Array) -> jax.Array:
-        if contender == "ours" or contender in OPTIONS:
-            return _ours(contender, label, x, reduction="mean")
-        return jnp.mean(losses(label, x))
+        if name in peers:
+            return jnp.mean(losses(label, x))
+        return losses(label, x, reduction="mean")
 
     def each(label: jax.Array, dy: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y, pull = jax.vjp(partial(losses, label), x)
@@ -166,30 +155,20 @@ def function_of(contender: str, direction: str) -> Function:
     return lambda label, x: whole(x, label)
 
 
-class _Pending:
-    """The results of a call, in a form for which `jax.block_until_ready` waits."""
-
-    def __init__(self, torch: Any, results: Any) -> None:
-        self._torch, self.results = torch, results
-
-    def block_until_ready(self) -> None:
-        """Waits for all of torch's GPU work."""
-        if self._torch.cuda.is_available():
-            self._torch.cuda.synchronize()
-
-
 def _of_torch(direction: str, compiled: bool) -> Function:
     """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
 
-    It raises NotImplementedError if torch cannot use the memory of JAX's device.
+    It raises NotImplementedError if torch cannot use the memory of JAX's device. `jax.block_until_ready`
+    waits for its results.
     """
     torch: Any = importlib.import_module("torch")
     loss = torch.nn.functional.cross_entropy
     loss = torch.compile(loss) if compiled else loss
     reduction = "none" if direction == "none" else "mean"
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     seen: dict[int, Any] = {}
 
-    def call(*arguments: Any) -> _Pending:
+    def call(*arguments: Any) -> SimpleNamespace:
         key = id(arguments[-1])
         if key not in seen:
             if arguments[-1].device.platform != "cpu" and not torch.cuda.is_available():
@@ -201,14 +180,14 @@ def _of_torch(direction: str, compiled: bool) -> Function:
         value = loss(x, label, reduction=reduction)
         if direction != "loss":
             value.backward(*cotangent)
-        return _Pending(torch, (value.detach(), x.grad))
+        return SimpleNamespace(results=(value.detach(), x.grad), block_until_ready=wait)
 
     return call
 
 
-def _link(contender: str, direction: str) -> Function:
+def _link(name: str, direction: str) -> Function:
     """A link of a chain, whose result replaces its last argument."""
-    function = function_of(contender, direction)
+    function = function_of(name, direction)
     if direction == "mean":
         return lambda label, x: function(label, x)[1]
 
@@ -236,52 +215,44 @@ def program(case: Case, name: str) -> Program:
     if rows.is_few(case):
         return Program(chain(_link(name, direction)), drawn, operations=CHAIN_CALLS)
     if name in ("torch", "compiled"):
-        function = _of_torch(direction, compiled=name == "compiled")
-        return Program(function, drawn, jit=False)
-    return Program(rows.ceiling(case, name) or function_of(name, direction), drawn)
+        return Program(_of_torch(direction, compiled=name == "compiled"), drawn, jit=False)
+    return Program(traffic.ceiling(case, name) or function_of(name, direction), drawn)
 
 
-def views(run: Run) -> list[t.View]:
+def _views(run: Run) -> list[t.View]:
     """Tables of rates and times for each dtype and direction, then one of few rows."""
     unit, text = t.rates(run.platform)
     peers = [name for name in PEERS if any(name in m.records for m in run.measured)]
 
     def columns(m: Measured) -> list[t.Column]:
-        ceiling = rows.traffic(m).ceiling
+        ceiling = traffic.of(m).ceiling
         return [
             *t.fields("cols", "rows"),
-            t.Column(f"{ceiling} {unit}", partial(rows.rate, name=ceiling), text),
-            t.Column(f"ours {unit}", partial(rows.rate, name="ours"), text),
-            t.Column(f"of {ceiling}", partial(rows.of_ceiling, name="ours"), "{:.3f}"),
+            t.Column(f"{ceiling} {unit}", partial(traffic.rate, name=ceiling), text),
+            t.Column(f"ours {unit}", partial(traffic.rate, name="ours"), text),
+            t.Column(f"of {ceiling}", partial(traffic.of_ceiling, name="ours"), "{:.3f}"),
             t.time("ours ms", "ours"),
             *(t.time(f"{PEERS[name]} ms", name) for name in peers),
             t.times_faster("x optax", "xla", "ours"),
-            *(t.times_faster(f"{name}", "ours", name) for name in OPTIONS if name in m.records),
+            *(t.times_faster(name, "ours", name) for name in OPTIONS if name in m.records),
         ]
 
     times = [t.time("optax us", "xla", "us", 1), t.time("ours us", "ours", "us", 1)]
     few = [*t.fields("direction", "rows", "cols", "dtype"), *times]
     return [
-        t.View("{operation}: {direction}, {dtype}", columns, rows.is_rows),
-        t.View("{operation} of few rows", few, rows.is_few),
+        t.View("{operation}: {direction}, {dtype}", columns, ("rows",)),
+        t.View("{operation} of few rows", few, ("few_rows",)),
     ]
-
-
-def watched(platform: str) -> Iterable[tuple[str, Case]]:
-    """A vocabulary of odd size, with and without the gradient."""
-    elements, cols = (2**18, 1001) if platform == "cpu" else (2**26, 50257)
-    for dtype, direction in product(DTYPES[:2], ("loss", "mean", "none")):
-        yield "rows", row_case("losses", direction, dtype, elements // cols, cols)
 
 
 _DRAWN_HELP = "lengths that a seed draws, with each option, nothing else"
 SUITE = rows.suite(
     "losses",
     summary="cross entropy over vocabularies, compared with optax, torch, a read and a copy",
-    cases=cases,
+    cases=_cases,
     names=names,
     program=program,
-    views=views,
+    views=_views,
     ours="ours",
     options={
         "--cols": several(count, "N", "these lengths, such as 32000 or 2^15"),
@@ -290,5 +261,4 @@ SUITE = rows.suite(
         "--seed": seeded("of --drawn", tuning=1, published=3),
         "--short": {"action": "store_true", "help": "two lengths at 2^28"},
     },
-    watched=watched,
 )

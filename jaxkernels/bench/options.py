@@ -1,9 +1,13 @@
-"""Types of command-line options, and their keywords for ``add_argument``."""
+"""The command line of suites: types of options, their keywords for ``add_argument``, and the parser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+
+from jaxkernels.bench.suite import Suite
 
 
 def count(text: str) -> int:
@@ -46,3 +50,37 @@ def seeded(of: str, tuning: int, published: int, metavar: str = "N") -> dict[str
     """The keywords of ``add_argument`` for a seed; the published seed is never used for tuning."""
     text = f"{of} (default: {tuning}, for tuning; {published} is what is published)"
     return {"type": int, "default": tuning, "metavar": metavar, "help": text}
+
+
+def _add_parser(commands: Any, suite: Suite) -> None:
+    parser = commands.add_parser(suite.name, help=suite.summary, description=suite.summary)
+    what = parser.add_argument_group("what to measure")
+    for name, choices in suite.axes.items():
+        what.add_argument(f"--{name}s", nargs="+", choices=choices, default=choices)
+    for flag, keywords in suite.options.items():
+        what.add_argument(flag, **keywords)
+    how = parser.add_argument_group("how to measure")
+    how.add_argument("--repeats", type=count, default=5, metavar="N", help="samples per median")
+    how.add_argument(
+        "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
+    )
+    how.add_argument("--limit", type=float, metavar="S", help="begin nothing after S seconds")
+    out = parser.add_argument_group("what to write")
+    files = {"--json": "keep every number", "--from-json": "show an earlier run, measure nothing"}
+    for flag, text in files.items():
+        out.add_argument(flag, type=Path, metavar="FILE", help=text)
+    out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
+    parser.set_defaults(suite=suite, **suite.defaults)
+
+
+def build_parser(suites: Iterable[Suite]) -> argparse.ArgumentParser:
+    """The parser, with a sub-command for each suite."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxkernels.bench",
+        description="Measure jaxkernels, XLA and a plain copy, in one process and one run.",
+    )
+    parser.set_defaults(against=None)
+    commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
+    for suite in suites:
+        _add_parser(commands, suite)
+    return parser

@@ -1,8 +1,7 @@
 """The suite ``regress``: is any of our kernels slower than it was?
 
-The suites of all operations name at most 120 cells, with lengths of every tier, including odd ones. Only
-our kernels are timed. The cells of one group and dtype are sampled in turn; products are timed one after
-the other.
+It watches the cells of the command lines in `WATCHED`, with lengths of every tier, including odd ones. Only our
+kernels are timed. The cells of one group and dtype are sampled in turn; products are timed one after the other.
 
 ``--json FILE`` writes a run. ``--against FILE`` compares it with an earlier run of the same machine, and
 lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code is then
@@ -15,38 +14,65 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import jax
 
 from jaxkernels.bench import environment
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import build_parser
 from jaxkernels.bench.records import Case, Record, Run
 from jaxkernels.bench.suite import Options, Program, Suite
 
 GROUPS = ("rows", "few_rows", "scores", "layers", "products")
+# Command lines by platform.
+WATCHED = {
+    "gpu": (
+        "softmax --elements 2^26 --cols 32 1000 1001 4096 16384 50257 131072 2^20",
+        "softmax --elements 2^26 --cols 1000 50257 --dtypes float16 --no-few-rows",
+        "softmax --elements 2^26 --cols 8192 50257 --operation log_softmax --no-few-rows",
+        "logsumexp --elements 2^26 --cols 197 50257 --directions fwd grad",
+        "rms_norm --elements 2^26 --cols 4096 --dtypes bfloat16 --directions grad",
+        "losses --elements 2^26 --cols 50257 --directions loss mean none",
+        "attention --shapes 4x16x1024 --layer-shapes 4x16x1024",
+        "sgemm --groups square other transposed",
+    ),
+    "cpu": (
+        "softmax --elements 2^20 --cols 64 1001 4096",
+        "softmax --elements 2^20 --cols 1001 --dtypes float16",
+        "softmax --elements 2^20 --cols 1001 --operation log_softmax",
+        "logsumexp --elements 2^20 --cols 1001 --directions fwd grad",
+        "rms_norm --elements 2^20 --cols 4096 --dtypes bfloat16 --directions grad",
+        "losses --elements 2^18 --cols 1001 --directions loss mean none",
+        "attention --shapes 1x4x256 --layer-shapes 1x4x128x32",
+        "sgemm --groups square other",
+    ),
+}
 # Relative difference of medians, beyond the spread, from which a cell is slower or faster.
 TOLERANCE = 0.02
 
 
-def views(run: Run) -> list[t.View]:
-    """One table for each group, with the median and the spread of every cell."""
+def _views(run: Run) -> list[t.View]:
     spread = t.Column("spread", lambda m: m.records["ours"].spread, "{:.2%}")
     columns = [*t.fields("cell"), t.time("us", "ours", "us", 2), spread]
-    return [t.View("ours, {group}", columns, lambda m: bool(m.seconds("ours")))]
+    return [t.View("ours, {group}", columns)]
 
 
 def suite_of(suites: Sequence[Suite]) -> Suite:
     """The suite of all watched cells of the given suites."""
+    parser = build_parser(suites)
 
     @cache
     def cells() -> dict[str, tuple[str, Suite, Case]]:
-        platform = jax.default_backend()
-        return {
-            suite.label(case): (group, suite, case)
-            for suite in suites
-            for group, case in suite.watched(platform)
-        }
+        found = {}
+        for line in WATCHED["cpu" if jax.default_backend() == "cpu" else "gpu"]:
+            options = parser.parse_args(line.split())
+            suite: Suite = options.suite
+            for case in chain.from_iterable(suite.chosen(options)):
+                group = case["group"] if case["group"] in GROUPS else "products"
+                found[suite.label(case)] = group, suite, case
+        return found
 
     def cases(options: Options) -> Iterable[Case]:
         return ({"group": group, "cell": name} for name, (group, *_) in cells().items())
@@ -67,7 +93,7 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
         names=lambda case, options: ("ours",),
         program=program,
         label=lambda case: case["cell"],
-        views=views,
+        views=_views,
         axes={"group": GROUPS},
         options={"--against": {"type": Path, "metavar": "FILE", "help": text}},
         defaults={"repeats": 9, "min_sample_ms": 10.0},

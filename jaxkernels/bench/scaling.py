@@ -33,7 +33,7 @@ from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.options import count, several, sizes
 from jaxkernels.bench.programs import SCALE, compiled_text, draw, with_gradient
-from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.records import Case, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
@@ -167,11 +167,6 @@ def devices(text: str) -> int:
     return asked
 
 
-def is_weak(m: Measured) -> bool:
-    """Whether the data grows with the number of devices."""
-    return m["group"] != "vocabulary"
-
-
 def label(case: Case) -> str:
     """The case in one line."""
     devices = f" on {case['devices']}" if "devices" in case else ""
@@ -219,8 +214,8 @@ def views(run: Run) -> list[t.View]:
         "a vocabulary cut over devices, {direction}",
     )
     return [
-        t.View(titles[0], weak, is_weak, lambda m: m.records, (*of_weak, *notes)),
-        t.View(titles[1], strong, lambda m: not is_weak(m), notes=(*of_strong, *notes)),
+        t.View(titles[0], weak, tuple(WEAK), lambda m: m.records, (*of_weak, *notes)),
+        t.View(titles[1], strong, ("vocabulary",), notes=(*of_strong, *notes)),
     ]
 
 

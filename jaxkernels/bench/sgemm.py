@@ -100,14 +100,11 @@ def _families(n: int) -> list[Case]:
 
 
 _SQUARES = ((256,), (512,), (1024,), (2048,), (4096,), (8192,), (16384,))
-_WATCHED = (
-    *((4096, 4096, 64), (64, 4096, 4096), (128, 128, 65536), (4097, 4095, 4093)),
-    *((50257, 768, 1024), (64, 512, 512, 64), (512, 128, 128, 128)),
-)
-_OTHERS = ((8192, 128, 8192), (1000,), (16384, 1280, 5120), (16, 1024, 1024, 1024))
 GPU_PRODUCTS = (
     *products("square", *_SQUARES),
-    *products("other", *_WATCHED, *_OTHERS),
+    *products("other", (4096, 4096, 64), (64, 4096, 4096), (128, 128, 65536), (4097, 4095, 4093)),
+    *products("other", (50257, 768, 1024), (64, 512, 512, 64), (512, 128, 128, 128)),
+    *products("other", (8192, 128, 8192), (1000,), (16384, 1280, 5120), (16, 1024, 1024, 1024)),
     *products("transposed", (1024,), (4096,), (8192, 4096, 1024), kinds=_KINDS),
     *products("ladder", (4096,)),
     *_families(4096),
@@ -139,8 +136,7 @@ def drawn(count: int, seed: int, platform: str) -> list[Case]:
     return found
 
 
-def cases(options: Options) -> Iterable[Case]:
-    """The requested shapes and random ones, or the platform's default products."""
+def _cases(options: Options) -> Iterable[Case]:
     platform = jax.default_backend()
     asked = [
         {**case, "group": "square"} if is_square(case) else case
@@ -148,14 +144,6 @@ def cases(options: Options) -> Iterable[Case]:
     ]
     asked += drawn(options.drawn or 0, options.seed, platform)
     return asked or (CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS)
-
-
-def _watched(platform: str) -> list[Case]:
-    """Squares, other shapes and transposes."""
-    if platform == "cpu":
-        return [CPU_PRODUCTS[0], *products("other", (4, 96, 80, 64))]
-    transposed = products("transposed", (1024,), kinds=_KINDS[1:])
-    return [*products("square", *_SQUARES[:5]), *products("other", *_WATCHED), *transposed]
 
 
 def is_square(case: Case) -> bool:
@@ -327,7 +315,11 @@ def program(case: Case, name: str) -> Program:
     )
 
 
-def views(run: Run) -> list[t.View]:
+def _of_xla(m: Measured) -> float | None:
+    return m.ratio("xla", AUTO)
+
+
+def _views(run: Run) -> list[t.View]:
     """A table for each group, with a line for each contender of each product, XLA last."""
     unit, text = t.rates(run.platform, "FLOP")
     peer = "cuBLAS" if run.platform == "gpu" else "XLA"
@@ -343,16 +335,14 @@ def views(run: Run) -> list[t.View]:
 
     def notes(members: Sequence[Measured]) -> list[str]:
         """The planned algorithm relative to XLA, and the number of products on tensor cores, if known."""
+        said = ["on a CPU both are XLA's own product"] if run.platform == "cpu" else []
         planned = [m for m in members if AUTO in m.records]
-        sweep = t.Sweep(
-            f"auto over {peer}", lambda m: m.ratio("xla", AUTO), lambda m: size(m.case), limit=1
-        )
-        rungs = [m.extra(AUTO, "rung") for _, m in sweep.found(planned)]
-        said = sweep.summary(planned)
-        if any(rungs):
-            said += f", {rungs.count('tensor')} on tensor cores"
-        on_cpu = ["on a CPU both are XLA's own product"] if run.platform == "cpu" else []
-        return [*([said] if planned else ()), *on_cpu]
+        if planned:
+            of_xla = t.Sweep(f"auto over {peer}", _of_xla, lambda m: size(m.case))
+            rungs = [m.extra(AUTO, "rung") for m in planned if _of_xla(m)]
+            on_tensor = f", {rungs.count('tensor')} on tensor cores" if any(rungs) else ""
+            said.insert(0, of_xla.summary(planned) + on_tensor)
+        return said
 
     def last(m: Measured) -> list[str]:
         return sorted(m.records, key=lambda name: name == "xla")
@@ -370,11 +360,11 @@ _DRAWN_HELP = "N products that a seed draws, in place of the listed ones"
 SUITE = Suite(
     name="sgemm",
     summary="float32 matrix products, every rung, compared with XLA's at the highest precision",
-    cases=cases,
+    cases=_cases,
     names=names,
     program=program,
     label=lambda case: f"product {size(case)}",
-    views=views,
+    views=_views,
     ours=AUTO,
     axes={"group": GROUPS},
     options={
@@ -384,5 +374,4 @@ SUITE = Suite(
         "--algorithms": {"nargs": "+", "choices": (AUTO, *RUNGS), "help": _ALGORITHMS_HELP},
     },
     defaults={"groups": (*LISTED, "drawn")},
-    watched=lambda platform: [("products", case) for case in _watched(platform)],
 )

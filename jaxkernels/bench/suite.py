@@ -56,8 +56,6 @@ class Suite:
     # Consecutive cases with equal keys are sampled in turn.
     together: Callable[[Case], Hashable] = lambda case: case.get("part", key_of(case))
     ours: str = "ours"  # the contender that `regress` measures
-    # f(platform) -> (group, case) pairs that `regress` measures.
-    watched: Callable[[str], Iterable[tuple[str, Case]]] = lambda platform: ()
 
     def chosen(self, options: Options) -> list[list[Case]]:
         """The selected cases, in parts that are sampled in turn.

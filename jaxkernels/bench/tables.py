@@ -5,6 +5,7 @@ A `View` selects the cases and the columns of a table. A `Column` selects a valu
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -102,16 +103,16 @@ class View:
 
     title: str  # a format string with fields of cases
     columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or f(first case)
-    select: Callable[[Measured], bool] = lambda m: True
+    groups: Sequence[str] = ()  # only cases with one of these values of "group"; (): all
     contenders: Callable[[Measured], Iterable[str]] | None = None  # one line for each
     notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or f(cases)
     order: Callable[[Measured], Any] | None = None  # sort key of the lines; None: as measured
 
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
-        chosen = filter(self.select, measured)
-        groups = group_by(chosen, lambda m: self.title.format(**m.case))
-        return [self._table(title, members) for title, members in groups.items()]
+        chosen = (m for m in measured if not self.groups or m["group"] in self.groups)
+        by_title = group_by(chosen, lambda m: self.title.format(**m.case))
+        return [self._table(title, members) for title, members in by_title.items()]
 
     def _table(self, title: str, members: list[Measured]) -> Table:
         columns = self.columns(members[0]) if callable(self.columns) else self.columns
@@ -153,10 +154,7 @@ def extra(head: str, *names: str, pattern: Pattern = "{}", contender: str = "") 
 
 def memory(head: str, unit: float, digits: int, contender: str = "") -> Column:
     """A column of the temporary memory of a contender's program."""
-
-    def text(size: int) -> str:
-        return f"{size / unit:.{digits}f}"
-
+    text = lambda size: f"{size / unit:.{digits}f}"  # noqa: E731
     return extra(head, "temp_bytes", pattern=text, contender=contender)
 
 
@@ -167,44 +165,32 @@ def times_faster(head: str, peer: str, contender: str) -> Column:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A ratio over many random cases: the worst first, and a summary of all.
-
-    With a limit above 1 the ratio is one of times, and the largest is the worst. Otherwise it is one of
-    speeds, and the smallest is the worst.
-    """
+    """A ratio of speeds over many random cases: the slowest first, and a summary of all."""
 
     what: str
     ratio: Callable[[Measured], float | None]
     label: Callable[[Measured], str]
-    limit: float
-    shown: int = 1  # worst cases in the summary
-
-    def found(self, members: Iterable[Measured]) -> list[tuple[float, Measured]]:
-        """The cases with a ratio, the worst first."""
-        pairs = [(ratio, m) for m in members if (ratio := self.ratio(m)) is not None]
-        return sorted(pairs, key=lambda pair: pair[0], reverse=self.limit > 1)
+    limit: float = 1.0  # ratios below it are counted
+    shown: int = 1  # slowest cases in the summary
 
     def summary(self, members: Iterable[Measured]) -> str:
-        """The geometric mean, the worst cases, and the number of cases that miss the limit."""
-        found = self.found(members)
+        """The geometric mean, the slowest cases, and the number of cases below the limit."""
+        found = [(r, self.label(m)) for m in members if (r := self.ratio(m)) is not None]
         if not found:
             return "no case was measured"
         ratios = [ratio for ratio, _ in found]
-        worst = ", ".join(f"{ratio:.3f} ({self.label(m)})" for ratio, m in found[: self.shown])
-        is_time = self.limit > 1
-        missed = sum(ratio > self.limit if is_time else ratio < self.limit for ratio in ratios)
+        worst = (f"{ratio:.3f} ({label})" for ratio, label in sorted(found)[: self.shown])
         return (
             f"{self.what} of {len(found)} cases: geometric mean "
-            f"{statistics.geometric_mean(ratios):.3f}, worst {worst}, "
-            f"{missed} {'beyond' if is_time else 'below'} {self.limit:.3g}"
+            f"{statistics.geometric_mean(ratios):.3f}, worst {', '.join(worst)}, "
+            f"{sum(ratio < self.limit for ratio in ratios)} below {self.limit:.3g}"
         )
 
-    def order(self, m: Measured) -> tuple[bool, float]:
-        """The sort key of lines; cases without a ratio are last."""
-        ratio = self.ratio(m)
-        sign = -1 if self.limit > 1 else 1
-        return ratio is None, sign * (ratio or 0)
-
     def view(self, title: str, columns: Sequence[Column]) -> View:
-        """A view with a line for each case, the worst first."""
-        return View(title, columns, notes=lambda some: [self.summary(some)], order=self.order)
+        """A view with a line for each case, the slowest first; cases without a ratio are last."""
+
+        def order(m: Measured) -> float:
+            ratio = self.ratio(m)
+            return math.inf if ratio is None else ratio
+
+        return View(title, columns, notes=lambda some: [self.summary(some)], order=order)

@@ -15,6 +15,7 @@ from jaxkernels.bench import __main__ as command
 from jaxkernels.bench import programs, records, suite, timing
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import main
+from jaxkernels.bench.options import build_parser
 from jaxkernels.bench.suite import Program, Suite, measure
 
 DRAWN = []
@@ -154,7 +155,7 @@ def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
     assert [m.case for m in run.measured] == [{"dtype": "float32", "cols": c} for c in (4, 16)]
     asked = {"dtypes": ["float32"], "cols": [4, 16], "repeats": 2, "min_sample_ms": 0.1}
     assert run.settings == asked | {"limit": None}
-    options = command.build_parser().parse_args(["copying", "--dtypes", "bfloat16"])
+    options = build_parser([SUITE]).parse_args(["copying", "--dtypes", "bfloat16"])
     assert options.repeats == 3
     assert [case["dtype"] for (case,) in SUITE.chosen(options)] == ["bfloat16"] * 2
     with pytest.raises(SystemExit):  # nothing to compare

@@ -13,16 +13,22 @@ import tensor_families
 import jaxkernels as jk
 from jaxkernels.bench import (
     attention,
+    attention_sizes,
     float32,
     linear_loss,
     losses,
     programs,
+    regress,
+    row_map,
     rows,
     scaling,
     sgemm,
     timing,
+    traffic,
 )
+from jaxkernels.bench.__main__ import OPERATIONS
 from jaxkernels.bench.families import FAMILIES, MEASURED
+from jaxkernels.bench.options import build_parser
 from jaxkernels.bench.programs import chain, relative_error
 from jaxkernels.bench.rows import row_case
 
@@ -52,7 +58,7 @@ def test_our_backward_pass_runs_no_forward(operation):
 def test_reads_read_everything():
     case = row_case("logsumexp", "fwd", "float32", 9, 1000)
     x = np.random.default_rng(0).standard_normal((9, 1000), np.float32)
-    found = {name: rows.function_of(case, name)[0](x) for name in rows.CEILINGS["read"]}
+    found = {name: rows.function_of(case, name)[0](x) for name in traffic.CEILINGS["read"]}
     np.testing.assert_array_equal(found["row_max"], x.max(axis=-1))
     np.testing.assert_allclose(found["sum"], x.sum(), rtol=1e-5, atol=1e-3)
     pieces = x.ravel()[:8192].reshape(2, 4096)
@@ -72,9 +78,9 @@ KEPT_APART = ["copy", "xla", "auto"] if jax.__version_info__ >= (0, 11) else ["a
 @pytest.mark.parametrize("name", KEPT_APART)
 def test_calls_of_a_chain_stay_apart(name, monkeypatch):
     def found():
-        program = rows.map_program(row_case("softmax", "fwd", "float32", 4, 33, "few_rows"), name)
+        program = row_map.program(row_case("softmax", "fwd", "float32", 4, 33, "few_rows"), name)
         function, arguments = prepared(program)
-        return rows.kernels(function.lower(*arguments).compile(), arguments), program.operations
+        return row_map.kernels(function.lower(*arguments).compile(), arguments), program.operations
 
     kernels, calls = found()
     assert kernels >= calls == 16 * 8
@@ -120,9 +126,9 @@ def test_torch_is_compared_where_it_is(monkeypatch):
         torch.cuda.synchronize.assert_called_once_with()
 
 
-@pytest.mark.parametrize("kind", attention.KINDS)
+@pytest.mark.parametrize("kind", attention_sizes.KINDS)
 def test_every_kind_of_drawn_layer_runs(kind):
-    sizes = dict(zip(attention.DRAWN_SIZES, (2, 16, 32, 4, 2, 8), strict=True))
+    sizes = dict(zip(attention_sizes.DRAWN_SIZES, (2, 16, 32, 4, 2, 8), strict=True))
     case = {"group": "drawn", "dtype": "bfloat16", "direction": "both", "kind": kind, **sizes}
     function, arguments = prepared(attention.program(case, "ffi"))
     found = jax.tree.leaves(function(*arguments))
@@ -307,7 +313,9 @@ def test_cells_of_a_gpu_reach_every_tier():
         shape = c["rows"], c["cols"]
         return jk.plan_softmax(shape, c["dtype"], operation=operation, device="h200").tier
 
-    found = {str(tier(c)) for group, c in rows.SUITES[0].watched("gpu") if group == "rows"}
+    parser = build_parser(OPERATIONS)
+    lines = [parser.parse_args(line.split()) for line in regress.WATCHED["gpu"][:3]]
+    found = {str(tier(c)) for line in lines for part in line.suite.chosen(line) for c in part}
     assert {"warp", "block", "block_smem", "cluster"} <= found
 
 

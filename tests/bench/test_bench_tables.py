@@ -88,8 +88,8 @@ cols rows copy jax.nn ours of copy x jax.nn tier block
 1048576 1024 4.29 2.15 4.29 1.000 2.00 warp 2.15
 8 1024 - - - - - warp -
 softmax: softmax on few rows
-rows cols dtype jax.nn us ours us
-4 64 float32 3.0 1.0
+direction rows cols dtype jax.nn us ours us
+fwd 4 64 float32 3.0 1.0
 logsumexp: logsumexp fwd, float32 (TB/s of model bytes)
 cols rows read jax.nn ours of read x jax.nn
 1024 262144 1.07 - 1.07 1.001 -
@@ -130,8 +130,8 @@ ms over best
 bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 1600.000 1.250
 bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - 1.030
 bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - -
-default over the best of 2 cases: geometric mean 1.135, worst 1.250 (drawn bias fwd float16 \
-3x9x9x4x2x8), 1 beyond 1.03
+default of the best of 2 cases: geometric mean 0.881, worst 0.800 (drawn bias fwd float16 \
+3x9x9x4x2x8), 1 below 0.971
 sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
 product by us TFLOP/s relF of bound of cuBLAS
 1024^3 auto 1000.0 2.15 1.0e-07 0.250 2.000

@@ -11,8 +11,10 @@ import pytest
 from bench_cases import measured, run_of
 from programs import ROOT
 
-from jaxkernels.bench import linear_loss, records, rows, sgemm
+from jaxkernels.bench import linear_loss, records, sgemm, traffic
+from jaxkernels.bench.__main__ import SUITES as BENCHMARKS
 from jaxkernels.bench.attention import DIRECTIONS, VARIANTS, heads_case
+from jaxkernels.bench.options import build_parser
 from jaxkernels.bench.rows import row_case
 
 PERFORMANCE = ROOT / "docs" / "performance"
@@ -74,7 +76,7 @@ LAYER = {"kind": "bias", "batch": 1, "length": 9, "keys": 9, "heads": 2, "key_he
 
 
 def cases_of_rows(operation, group="rows", directions=None):
-    kinds = itertools.product(directions or rows.TRAFFIC[operation], DTYPES, (64, 50257))
+    kinds = itertools.product(directions or traffic.TRAFFIC[operation], DTYPES, (64, 50257))
     return [row_case(operation, way, dtype, 1024, cols, group) for way, dtype, cols in kinds]
 
 
@@ -188,10 +190,10 @@ def test_sections_without_runs(generate):
 
 def test_commands_of_the_runs():
     """Each is one that the benchmarks take, and every file of a section has one."""
-    from jaxkernels.bench.__main__ import build_parser
-
     text = (ROOT / "docs" / "runs" / "run").read_text()
     found = re.findall(r"^ +bench (\w+) \d+ (.+)$", text, flags=re.MULTILINE)
+    parser = build_parser(BENCHMARKS)
     for name, command in found:
-        assert build_parser().parse_args(shlex.split(command)).suite.name == SUITES.get(name, name)
+        suite = parser.parse_args(shlex.split(command)).suite
+        assert suite.name == SUITES.get(name, name)
     assert {name for name, _ in found} == {*CASES}

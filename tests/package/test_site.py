@@ -58,7 +58,8 @@ def table(text, title):
 
 
 def test_the_reference_has_the_options_of_the_command_lines(capsys):
-    from jaxkernels.bench.__main__ import SUITES, build_parser
+    from jaxkernels.bench.__main__ import SUITES
+    from jaxkernels.bench.options import build_parser
 
     text = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert table(text, "operation") == {suite.name for suite in SUITES}
@@ -66,7 +67,7 @@ def test_the_reference_has_the_options_of_the_command_lines(capsys):
     options = table(of_bench, "option")
     for suite in SUITES:
         with pytest.raises(SystemExit):
-            build_parser().parse_args([suite.name, "--help"])
+            build_parser(SUITES).parse_args([suite.name, "--help"])
         assert options <= set(re.findall(r"--[\w-]+", capsys.readouterr().out)), suite.name
     helped, _ = run_python("-m", "jaxkernels.verify", "--help")
     described = set(re.findall(r"^  (--[\w-]+)", helped, flags=re.MULTILINE))
