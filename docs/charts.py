@@ -31,16 +31,16 @@ class Panel:
 
     Attributes:
         title: above the panel.
-        labels: of the x-axis and the y-axis.
         series: by name, points (x, y). The x of bars are names of groups, other x are on a logarithmic axis.
+        labels: of the x-axis and the y-axis.
         marks: "bars", "lines" or "dots".
         level: a value of y that is marked by a dashed line.
         log: whether y is on a logarithmic axis; else it begins at 0.
     """
 
     title: str
-    labels: tuple[str, str]
     series: Mapping[str, Sequence[tuple[Any, float]]]
+    labels: tuple[str, str]
     marks: str = "lines"
     level: float | None = None
     log: bool = False

@@ -11,6 +11,7 @@ block ``missing`` lists these sections. ``tests/package/test_performance_pages.p
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
 from jaxkernels.bench import attention, records, row_map, rows, sgemm, traffic
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import OPTIONS, PEERS
 from jaxkernels.bench.records import Measured, Run
@@ -65,13 +68,14 @@ class Source:
             f"{self.where}; `{self.run.environment['command']}` ([all numbers](run:{self.path}))."
         )
 
-    def having(self, **fields: Any) -> Cases:
-        """The cases with these fields, without rows of the tier "spread", which is gone."""
-        cases = (m for m in self.run.measured if m.case.get("tier") != "spread")
-        return [m for m in cases if fields.items() <= m.case.items()]
-
 
 Runs = Mapping[str, Source]
+
+
+def having(runs: Runs, file: str, fields: Mapping[str, Any]) -> Cases:
+    """The cases of a file with these fields, without rows of the tier "spread", which is gone."""
+    found = runs[file].run.measured if file in runs else ()
+    return [m for m in found if fields.items() <= m.case.items() and m["tier"] != "spread"]
 
 
 def load(folder: Path = DOCS / "runs") -> Runs:
@@ -112,21 +116,9 @@ def grid(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(part)} |" for part in parts)
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    """A number of a cell; "-" for none."""
-    return "-" if value is None else f"{value:{form}}"
-
-
-def ms(m: Measured, name: str) -> str:
-    """The milliseconds of a contender."""
-    seconds = m.seconds(name)
-    return number(seconds and seconds * 1e3)
-
-
-def us(m: Measured, name: str) -> str:
-    """The microseconds of a contender."""
-    seconds = m.seconds(name)
-    return number(seconds and seconds * 1e6, ".1f")
+def by_case(cases: Cases, *columns: t.Column) -> str:
+    """A Markdown table with a line for each case."""
+    return grid([c.head for c in columns], ([c.cell(m) for c in columns] for m in cases))
 
 
 def place(case: records.Case) -> str:
@@ -146,23 +138,36 @@ class Gains(NamedTuple):
     pairs: list[tuple[float, str]]
 
     @classmethod
-    def of(cls, cases: Iterable[Measured], ratio: Callable[[Measured], float | None]) -> Gains:
-        """The ratios of cases that have one."""
-        return cls(sorted((value, place(m.case)) for m in cases if (value := ratio(m)) is not None))
+    def of(cls, cases: Iterable[Measured], peer: str, name: str) -> Gains:
+        """The speeds of a contender relative to a peer, of cases that have both."""
+        found = (
+            (value, place(m.case)) for m in cases if (value := m.ratio(peer, name)) is not None
+        )
+        return cls(sorted(found))
+
+    @property
+    def counted(self) -> list[str]:
+        """The number of cases and the geometric mean."""
+        return [str(len(self.pairs)), f"{geometric_mean(value for value, _ in self.pairs):.2f}"]
 
     @property
     def cells(self) -> list[str]:
         """The number of cases, geometric mean, least and most."""
-        values = [value for value, _ in self.pairs]
-        ends = [f"{value:.2f} ({where})" for value, where in (self.pairs[0], self.pairs[-1])]
-        return [str(len(values)), f"{geometric_mean(values):.2f}", *ends]
+        return [*self.counted, *map(_said, (self.pairs[0], self.pairs[-1]))]
+
+    def slowest(self, least: float, shown: int) -> list[str]:
+        """The number of cases, geometric mean, the number below the least one, and the slowest."""
+        below = sum(value < least for value, _ in self.pairs)
+        return [*self.counted, str(below), ", ".join(map(_said, self.pairs[:shown]))]
 
     def said(self, what: str) -> str:
         """A sentence: the geometric mean and the slowest cases."""
-        count, mean, *_ = self.cells
-        below = sum(value < 1 for value, _ in self.pairs)
-        worst = ", ".join(f"{value:.2f} ({where})" for value, where in self.pairs[:3])
+        count, mean, below, worst = self.slowest(1, 3)
         return f"{what}: geometric mean {mean}; {below} of {count} below 1; lowest {worst}."
+
+
+def _said(pair: tuple[float, str]) -> str:
+    return f"{pair[0]:.2f} ({pair[1]})"
 
 
 # Sections: by name, from the runs to Markdown, or to nothing where a run is missing.
@@ -181,7 +186,7 @@ def of_run(into: dict[str, Callable[[Runs], str | None]], name: str, file: str, 
 
     def register(make: Make) -> Make:
         def made(runs: Runs) -> str | None:
-            cases = runs[file].having(**fields) if file in runs else ()
+            cases = having(runs, file, fields)
             return make(runs[file], cases) if cases else None
 
         into[name] = made
@@ -213,55 +218,54 @@ def drawing(name: str, file: str, **fields: Any) -> Callable[[Draw], Draw]:
 
 
 class Comparison(NamedTuple):
-    """A line of the summary: cases of a file, and two contenders."""
+    """A line of the summary: two contenders, and cases of a file with a group, a direction or a dtype."""
 
     what: str
-    file: str
-    fields: Mapping[str, Any]
     peer: str
+    file: str
     names: tuple[str, str] = ("xla", "ours")
+    group: str = ""
+    direction: str = ""
+    dtype: str = ""
+
+    def gains(self, runs: Runs) -> Gains:
+        """The ratios of its cases."""
+        fields = {name: getattr(self, name) for name in ("group", "direction", "dtype")}
+        asked = {name: value for name, value in fields.items() if value}
+        return Gains.of(having(runs, self.file, asked), *self.names)
 
 
 _AUTO, _OURS = ("xla", "auto"), ("xla", "ours")
-_GRADIENT = {"group": "rows", "direction": "mean"}
-_LOSS_PEERS = {"optax": _OURS, "torch.compile": ("compiled", "ours")}
+_LOSSES = {"optax": _OURS, "torch.compile": ("compiled", "ours")}
+_LAYERS = {"jax.nn": _OURS, "jax.nn with cuDNN": ("cudnn", "ours")}
 COMPARISONS = [
     *(
-        Comparison(what, "losses", fields, peer, names)
-        for what, fields in (
-            ("cross entropy and gradient, bfloat16", _GRADIENT | {"dtype": "bfloat16"}),
-            ("cross entropy and gradient, float32", _GRADIENT | {"dtype": "float32"}),
-            ("cross entropy", _GRADIENT | {"direction": "loss"}),
-        )
-        for peer, names in _LOSS_PEERS.items()
-    ),
-    Comparison("cross entropy, gradient, drawn", "losses_drawn", {"direction": "mean"}, "optax"),
-    Comparison("cross entropy of a linear layer, gradients", "linear_loss", {}, "optax"),
-    Comparison("softmax", "softmax", {"group": "rows", "direction": "fwd"}, "jax.nn", _AUTO),
-    Comparison("softmax gradient", "softmax", {"direction": "grad"}, "jax.nn", _AUTO),
-    Comparison("softmax, drawn, many rows", "map", {"group": "many_rows"}, "jax.nn", _AUTO),
-    Comparison("softmax, drawn, 1 to 132 rows", "map", {"group": "few_rows"}, "jax.nn", _AUTO),
-    Comparison("logsumexp", "logsumexp", {"direction": "fwd"}, "jax.nn", _AUTO),
-    Comparison("masked softmax of scores", "attention", {"group": "scores"}, "XLA"),
-    *(
         Comparison(
-            f"attention, {dtype}", "attention", {"group": "layers", "dtype": dtype}, *against
+            f"cross entropy and gradient, {dtype}", peer, "losses", by, "rows", "mean", dtype
         )
-        for dtype in ("bfloat16", "float32")
-        for against in (("jax.nn",), ("jax.nn with cuDNN", ("cudnn", "ours")))
+        for dtype, (peer, by) in itertools.product(("bfloat16", "float32"), _LOSSES.items())
     ),
-    Comparison("float32 products, squares", "sgemm", {"group": "square"}, "cuBLAS", _AUTO),
-    Comparison("float32 products, other shapes", "sgemm", {"group": "other"}, "cuBLAS", _AUTO),
-    Comparison("float32 products, drawn", "sgemm_drawn", {}, "cuBLAS", _AUTO),
-    Comparison("Flax models in float32", "float32", {}, "XLA's highest", ("highest", "ours")),
+    *(
+        Comparison("cross entropy", peer, "losses", by, "rows", "loss")
+        for peer, by in _LOSSES.items()
+    ),
+    Comparison("cross entropy, gradient, drawn", "optax", "losses_drawn", direction="mean"),
+    Comparison("cross entropy of a linear layer, gradients", "optax", "linear_loss"),
+    Comparison("softmax", "jax.nn", "softmax", _AUTO, "rows", "fwd"),
+    Comparison("softmax gradient", "jax.nn", "softmax", _AUTO, "rows", "grad"),
+    Comparison("softmax, drawn, many rows", "jax.nn", "map", _AUTO, "many_rows"),
+    Comparison("softmax, drawn, 1 to 132 rows", "jax.nn", "map", _AUTO, "few_rows"),
+    Comparison("logsumexp", "jax.nn", "logsumexp", _AUTO, direction="fwd"),
+    Comparison("masked softmax of scores", "XLA", "attention", group="scores"),
+    *(
+        Comparison(f"attention, {dtype}", peer, "attention", by, "layers", dtype=dtype)
+        for dtype, (peer, by) in itertools.product(("bfloat16", "float32"), _LAYERS.items())
+    ),
+    Comparison("float32 products, squares", "cuBLAS", "sgemm", _AUTO, "square"),
+    Comparison("float32 products, other shapes", "cuBLAS", "sgemm", _AUTO, "other"),
+    Comparison("float32 products, drawn", "cuBLAS", "sgemm_drawn", _AUTO),
+    Comparison("Flax models in float32", "XLA's highest", "float32", ("highest", "ours")),
 ]
-
-
-def _gains(runs: Runs, line: Comparison) -> Gains | None:
-    """The ratios of a line of the summary; None where nothing was measured."""
-    cases = runs[line.file].having(**line.fields) if line.file in runs else ()
-    found = Gains.of(cases, lambda m: m.ratio(*line.names))
-    return found if found.pairs else None
 
 
 def summary(runs: Runs, about: str = "") -> str | None:
@@ -269,7 +273,7 @@ def summary(runs: Runs, about: str = "") -> str | None:
     lines = [
         [line.what, line.peer, *found.cells]
         for line in COMPARISONS
-        if line.what.startswith(about) and (found := _gains(runs, line))
+        if line.what.startswith(about) and (found := line.gains(runs)).pairs
     ]
     heads = ["", "times the speed of", "cases", "geometric mean", "least", "most"]
     return grid(heads, lines) if lines else None
@@ -287,7 +291,7 @@ def headline(runs: Runs) -> str | None:
         line.what.rpartition(" ")[2]: gains.pairs
         for line in COMPARISONS
         if line.what.startswith("cross entropy and gradient") and line.peer == "optax"
-        if (gains := _gains(runs, line))
+        if (gains := line.gains(runs)).pairs
     }
     if not found:
         return None
@@ -295,7 +299,7 @@ def headline(runs: Runs) -> str | None:
         f"{pairs[0][0]:.1f} to {pairs[-1][0]:.1f} times optax's speed in {dtype}"
         for dtype, pairs in found.items()
     )
-    lengths = [m["cols"] for m in runs["losses"].having(group="rows")]
+    lengths = [m["cols"] for m in having(runs, "losses", {"group": "rows"})]
     vocabularies = f"vocabularies of {min(lengths):,} to {max(lengths):,}"
     return f"Cross entropy with its gradient: {speeds} ({vocabularies}; {runs['losses'].where})."
 
@@ -308,27 +312,31 @@ def _kinds(cases: Cases) -> Mapping[tuple[str, str], Cases]:
     return group_by(cases, lambda m: (m["dtype"], m["direction"]))
 
 
-def _panels(
-    cases: Cases, points: Callable[[Cases], Points], x: str, y: str, *how: Any
-) -> list[charts.Panel]:
+def _panels(cases: Cases, series: Callable[[Cases], Points], *how: Any) -> list[charts.Panel]:
     """A panel for each dtype and direction."""
     return [
-        charts.Panel(f"{dtype}, {_DIRECTIONS[direction]}", (x, y), points(members), *how)
+        charts.Panel(f"{dtype}, {_DIRECTIONS[direction]}", series(members), *how)
         for (dtype, direction), members in _kinds(cases).items()
     ]
 
 
+def _points(
+    cases: Cases,
+    names: Mapping[str, Any],
+    x: Callable[[Measured], Any],
+    y: Callable[[Measured, Any], float | None],
+) -> Points:
+    """The points of each series, whose name is shown; y gets what `names` has for it."""
+    return {
+        shown: [(x(m), value) for m in cases if (value := y(m, name))]
+        for shown, name in names.items()
+    }
+
+
 def _slowest(groups: Mapping[str, Cases], least: float, shown: int) -> list[list[str]]:
     """A line for each group: its ratios to XLA, the number below the least one, and the slowest."""
-    lines = []
-    for name, members in groups.items():
-        pairs = Gains.of(members, lambda m: m.ratio(*_AUTO)).pairs
-        if pairs:
-            below = sum(value < least for value, _ in pairs)
-            worst = ", ".join(f"{value:.2f} ({where})" for value, where in pairs[:shown])
-            mean = geometric_mean(value for value, _ in pairs)
-            lines.append([name, str(len(pairs)), f"{mean:.2f}", str(below), worst])
-    return lines
+    found = {name: Gains.of(members, *_AUTO) for name, members in groups.items()}
+    return [[name, *gains.slowest(least, shown)] for name, gains in found.items() if gains.pairs]
 
 
 @section("softmax", "softmax", group="rows")
@@ -336,34 +344,21 @@ def _slowest(groups: Mapping[str, Cases], least: float, shown: int) -> list[list
 def by_length(source: Source, cases: Cases) -> str:
     """A line for each length: the fraction of memory's rate, and the speed over jax.nn's."""
     ceiling = traffic.of(cases[0]).ceiling
-    kinds = _kinds(cases)
-    at = {(m["cols"], kind): m for kind, members in kinds.items() for m in members}
-    heads = ["columns"]
-    for dtype, direction in kinds:
-        heads += [f"{dtype} {_DIRECTIONS[direction]}, of {ceiling}", "times jax.nn"]
-    lines = []
-    for cols in sorted({m["cols"] for m in cases}):
-        of_length = [at.get((cols, kind), Measured({}, {})) for kind in kinds]
-        cells = [
-            (number(traffic.of_ceiling(m) if m.case else None), number(m.ratio(*_AUTO)))
-            for m in of_length
-        ]
-        lines.append([str(cols), *(cell for pair in cells for cell in pair)])
+    columns = t.Column(f"of {ceiling}", traffic.of_ceiling, "{:.2f}"), t.times_faster("", *_AUTO)
     rates = [rate / 1e12 for m in cases if (rate := traffic.rate(m, ceiling))]
-    said = [
-        Gains.of(members, lambda m: m.ratio(*_AUTO)).said(
-            f"Times jax.nn's speed, {dtype} {_DIRECTIONS[direction]}"
-        )
-        for (dtype, direction), members in kinds.items()
-    ]
-    return "\n".join(
-        [
-            f"{source.caption} The {ceiling} moves {min(rates):.2f} to {max(rates):.2f} TB/s.\n",
-            *(f"- {sentence}" for sentence in said),
-            "",
-            grid(heads, lines),
-        ]
-    )
+    said = [f"{source.caption} The {ceiling} moves {min(rates):.2f} to {max(rates):.2f} TB/s.\n"]
+    heads = ["columns"]
+    for (dtype, direction), members in _kinds(cases).items():
+        kind = f"{dtype} {_DIRECTIONS[direction]}"
+        heads += [f"{kind}, of {ceiling}", "times jax.nn"]
+        said.append("- " + Gains.of(members, *_AUTO).said(f"Times jax.nn's speed, {kind}"))
+    lines = []
+    for cols, members in sorted(group_by(cases, itemgetter("cols")).items()):
+        at = _kinds(members)
+        found = [at.get(kind) for kind in _kinds(cases)]
+        cells = [column.cell(ms[0]) if ms else "-" for ms in found for column in columns]
+        lines.append([str(cols), *cells])
+    return "\n".join([*said, "", grid(heads, lines)])
 
 
 @drawing("softmax", "softmax", group="rows")
@@ -371,13 +366,12 @@ def softmax_picture(source: Source, cases: Cases) -> Picture:
     """Throughput by length."""
     names = {"ours": "auto", "jax.nn": "xla", "device copy": "copy"}
 
-    def points(members: Cases) -> Points:
-        return {
-            shown: [(m["cols"], r / 1e12) for m in members if (r := traffic.rate(m, name))]
-            for shown, name in names.items()
-        }
+    def teras(m: Measured, name: str) -> float | None:
+        rate = traffic.rate(m, name)
+        return rate and rate / 1e12
 
-    panels = _panels(cases, points, "columns", "TB/s of model bytes")
+    series = partial(_points, names=names, x=itemgetter("cols"), y=teras)
+    panels = _panels(cases, series, ("columns", "TB/s of model bytes"))
     return "Throughput of softmax by the length of a row", panels
 
 
@@ -399,18 +393,12 @@ def map_picture(source: Source, cases: Cases) -> Picture:
     """A dot for each case."""
     kinds = {"many rows": (133, 1 << 60), "16 to 132 rows": (16, 132), "1 or 4 rows": (1, 4)}
 
-    def points(members: Cases) -> Points:
-        return {
-            name: [
-                (m["cols"], gain)
-                for m in members
-                if low <= (m["rows"] if rows.is_few(m) else 1 << 40) <= high
-                if (gain := m.ratio(*_AUTO))
-            ]
-            for name, (low, high) in kinds.items()
-        }
+    def gain(m: Measured, ends: tuple[int, int]) -> float | None:
+        is_in = ends[0] <= (m["rows"] if rows.is_few(m) else 1 << 40) <= ends[1]
+        return m.ratio(*_AUTO) if is_in else None
 
-    panels = _panels(cases, points, "columns", "times jax.nn's speed", "dots", 1.0, True)
+    series = partial(_points, names=kinds, x=itemgetter("cols"), y=gain)
+    panels = _panels(cases, series, ("columns", "times jax.nn's speed"), "dots", 1.0, True)
     return "Softmax at lengths that a seed drew", panels
 
 
@@ -426,23 +414,19 @@ _OF_LOSSES = {
 def losses(source: Source, cases: Cases) -> str:
     """A table for each direction."""
     found = [source.caption]
-    for direction, members in group_by(cases, lambda m: m["direction"]).items():
+    for direction, members in group_by(cases, itemgetter("direction")).items():
         ceiling = traffic.of(members[0]).ceiling
         names = PEERS | ({"xla": "jax.nn"} if direction == "log_probs" else {})
         peers = [n for n in names if n != "log_softmax" and any(m.seconds(n) for m in members)]
-        heads = ["dtype, columns", "ours ms", f"of {ceiling}", f"times {names['xla']}"]
-        heads += [f"{names[name]} ms" for name in peers]
-        lines = [
-            [
-                f"{m['dtype']} {m['cols']}",
-                ms(m, "ours"),
-                number(traffic.of_ceiling(m, "ours")),
-                number(m.ratio("xla", "ours")),
-                *(ms(m, name) for name in peers),
-            ]
-            for m in members
-        ]
-        found.append(f"**{_OF_LOSSES[direction]}**\n\n{grid(heads, lines)}")
+        table = by_case(
+            members,
+            t.Column("dtype, columns", lambda m: f"{m['dtype']} {m['cols']}"),
+            t.time("ours ms", "ours", digits=2),
+            t.Column(f"of {ceiling}", partial(traffic.of_ceiling, name="ours"), "{:.2f}"),
+            t.times_faster(f"times {names['xla']}", "xla", "ours"),
+            *(t.time(f"{names[name]} ms", name, digits=2) for name in peers),
+        )
+        found.append(f"**{_OF_LOSSES[direction]}**\n\n{table}")
     return "\n\n".join(found)
 
 
@@ -451,15 +435,16 @@ def losses_picture(source: Source, cases: Cases) -> Picture:
     """Times of the loss and its gradient."""
     names = {"ours": "ours", "torch.compile": "compiled", "optax": "xla"}
 
-    def panel(dtype: str, members: Cases) -> charts.Panel:
-        found = {
-            shown: [(str(m["cols"]), s * 1e3) for m in members if (s := m.seconds(name))]
-            for shown, name in names.items()
-        }
-        series = {name: points for name, points in found.items() if points}
-        return charts.Panel(dtype, ("classes", "milliseconds, less is better"), series, "bars")
+    def time(m: Measured, name: str) -> float | None:
+        seconds = m.seconds(name)
+        return seconds and seconds * 1e3
 
-    panels = [panel(*item) for item in group_by(cases, lambda m: m["dtype"]).items()]
+    def panel(dtype: str, members: Cases) -> charts.Panel:
+        found = _points(members, names, lambda m: str(m["cols"]), time)
+        series = {name: points for name, points in found.items() if points}
+        return charts.Panel(dtype, series, ("classes", "milliseconds, less is better"), "bars")
+
+    panels = [panel(*item) for item in group_by(cases, itemgetter("dtype")).items()]
     size = max(m["rows"] * m["cols"] for m in cases)
     return f"Cross entropy and its gradient, 2^{(size - 1).bit_length()} logits", panels
 
@@ -471,7 +456,7 @@ def losses_drawn(source: Source, cases: Cases) -> str:
         [f"{dtype}, {_OF_LOSSES[direction].lower()}", shown.replace("_", " "), *found.cells[1:]]
         for (dtype, direction), members in _kinds(cases).items()
         for name, shown in ({"xla": "optax"} | {name: name for name in OPTIONS}).items()
-        if (found := Gains.of(members, lambda m, name=name: m.ratio(name, "ours"))).pairs
+        if (found := Gains.of(members, name, "ours")).pairs
     ]
     heads = ["", "time over ours", "geometric mean", "least", "most"]
     return f"{as_printed(source, cases)}\n\n{grid(heads, lines)}"
@@ -480,15 +465,15 @@ def losses_drawn(source: Source, cases: Cases) -> str:
 @section("few_rows", "losses", group="few_rows")
 def few_rows(source: Source, cases: Cases) -> str:
     """Latencies."""
-    lines = [
-        [
-            f"{m['dtype']} {m['rows']} x {m['cols']}, {_OF_LOSSES[m['direction']].lower()}",
-            *(us(m, name) for name in ("ours", "xla")),
-            number(m.ratio("xla", "ours")),
-        ]
-        for m in cases
+
+    def what(m: Measured) -> str:
+        return f"{m['dtype']} {m['rows']} x {m['cols']}, {_OF_LOSSES[m['direction']].lower()}"
+
+    times = [
+        t.time(f"{head} us", name, "us", 1) for head, name in (("ours", "ours"), ("optax", "xla"))
     ]
-    return f"{source.caption}\n\n{grid(['', 'ours us', 'optax us', 'times optax'], lines)}"
+    table = by_case(cases, t.Column("", what), *times, t.times_faster("times optax", "xla", "ours"))
+    return f"{source.caption}\n\n{table}"
 
 
 @section("linear_loss", "linear_loss")
@@ -502,25 +487,22 @@ def few_rows(source: Source, cases: Cases) -> str:
 def as_printed(source: Source, cases: Cases) -> str:
     """The tables that the benchmark prints."""
     (suite,) = (suite for suite in SUITES if suite.name == source.run.suite)
-    tables = [t for view in suite.views(source.run) for t in view.tables(cases)]
+    tables = [table for view in suite.views(source.run) for table in view.tables(cases)]
     return "\n\n".join([source.caption, *map(to_markdown, tables)])
 
 
 @section("layers", "attention", group="layers")
 def layers(source: Source, cases: Cases) -> str:
     """A line for each layer."""
-    lines = [
-        [
-            f"{m['dtype']}, {m['variant']}, {_DIRECTIONS[m['direction']]}",
-            *(ms(m, name) for name in ("ours", "xla", "cudnn")),
-            *(number(m.ratio(name, "ours")) for name in ("xla", "cudnn")),
-        ]
-        for m in cases
-    ]
-    heads = ["", "ours ms", "XLA ms", "cuDNN ms", "times XLA", "times cuDNN"]
-    first = cases[0]
-    size = ", ".join(f"{name} {first[name]}" for name in attention.SIZES)
-    return f"{source.caption} Layers have {size}.\n\n{grid(heads, lines)}"
+    size = ", ".join(f"{name} {cases[0][name]}" for name in attention.SIZES)
+    heads = {"ours": "ours", "xla": "XLA", "cudnn": "cuDNN"}
+    table = by_case(
+        cases,
+        t.Column("", lambda m: f"{m['dtype']}, {m['variant']}, {_DIRECTIONS[m['direction']]}"),
+        *(t.time(f"{head} ms", name, digits=2) for name, head in heads.items()),
+        *(t.times_faster(f"times {heads[name]}", name, "ours") for name in ("xla", "cudnn")),
+    )
+    return f"{source.caption} Layers have {size}.\n\n{table}"
 
 
 @section("scores", "attention", group="scores")
@@ -529,7 +511,7 @@ def scores(source: Source, cases: Cases) -> str:
     lines = []
     kinds = group_by(cases, lambda m: (m["dtype"], m["variant"], m["direction"]))
     for (dtype, variant, direction), members in kinds.items():
-        gains = Gains.of(members, lambda m: m.ratio(*_OURS))
+        gains = Gains.of(members, *_OURS)
         over = [o for m in members if (o := attention.of_model(m))]
         cells = [gains.cells[1], f"{gains.pairs[0][0]:.2f}", f"{gains.pairs[-1][0]:.2f}"]
         cells.append(f"{min(over):.2f} to {max(over):.2f}")
@@ -542,20 +524,14 @@ def scores(source: Source, cases: Cases) -> str:
 @drawing("attention", "attention", group="scores")
 def scores_picture(source: Source, cases: Cases) -> Picture:
     """A bar for each length and kind."""
+    variants = {m["variant"]: m["variant"] for m in cases}
 
-    def points(members: Cases) -> Points:
-        return {
-            variant: [(str(m["length"]), g) for m in of_kind if (g := m.ratio(*_OURS))]
-            for variant, of_kind in group_by(members, lambda m: m["variant"]).items()
-        }
+    def gain(m: Measured, variant: str) -> float | None:
+        return m.ratio(*_OURS) if m["variant"] == variant else None
 
-    panels = _panels(cases, points, "length", "times XLA's speed", "bars", 1.0)
+    series = partial(_points, names=variants, x=lambda m: str(m["length"]), y=gain)
+    panels = _panels(cases, series, ("length", "times XLA's speed"), "bars", 1.0)
     return "Scale, mask and softmax of attention scores", panels
-
-
-def _teraflops(m: Measured, name: str) -> str:
-    rate = m.rate(sgemm.flops(m.case), name)
-    return number(rate and rate / 1e12, ".1f")
 
 
 @section("squares", "sgemm", group="square")
@@ -564,21 +540,27 @@ def _teraflops(m: Measured, name: str) -> str:
 @section("families", "sgemm_peers", group="families")
 def of_products(source: Source, cases: Cases) -> str:
     """A line for each product."""
-    lines = [
-        [
-            sgemm.size(m.case),
-            str(m.extra("auto", "rung")),
-            _teraflops(m, "auto"),
-            _teraflops(m, "xla"),
-            *(number(m.ratio("xla", name)) for name in sgemm.OURS),
-            *(number(m.extra(name, "errors", "relF"), ".1e") for name in ("auto", "xla")),
-        ]
-        for m in cases
-    ]
-    heads = ["product", "kernel", "ours TFLOP/s", "cuBLAS TFLOP/s", "times cuBLAS"]
-    heads += ["`pipelined`, times cuBLAS", "ours relF", "cuBLAS relF"]
-    said = Gains.of(cases, lambda m: m.ratio(*_AUTO)).said("Times cuBLAS's rate")
-    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+
+    def rate(head: str, name: str) -> t.Column:
+        return t.Column(
+            f"{head} TFLOP/s", lambda m: m.rate(sgemm.flops(m.case) / 1e12, name), "{:.1f}"
+        )
+
+    names = {"ours": "auto", "cuBLAS": "xla"}
+    table = by_case(
+        cases,
+        t.Column("product", lambda m: sgemm.size(m.case)),
+        t.Column("kernel", lambda m: str(m.extra("auto", "rung"))),
+        *(rate(*item) for item in names.items()),
+        t.times_faster("times cuBLAS", "xla", "auto"),
+        t.times_faster("`pipelined`, times cuBLAS", "xla", "pipelined"),
+        *(
+            t.extra(f"{head} relF", "errors", "relF", pattern="{:.1e}", contender=name)
+            for head, name in names.items()
+        ),
+    )
+    said = Gains.of(cases, *_AUTO).said("Times cuBLAS's rate")
+    return f"{source.caption} {said}\n\n{table}"
 
 
 @section("products_drawn", "sgemm_drawn")
@@ -598,19 +580,17 @@ def products_drawn(source: Source, cases: Cases) -> str:
 def products_picture(source: Source, cases: Cases) -> Picture:
     """Rates of squares."""
     names = {"ours": "auto", "without tensor cores": "pipelined", "cuBLAS": "xla"}
-    found = {
-        shown: [
-            (str(m["m"]), rate / 1e12) for m in cases if (rate := m.rate(sgemm.flops(m.case), name))
-        ]
-        for shown, name in names.items()
-    }
-    over = {
-        name: [(m["m"], g) for m in cases if (g := m.ratio("xla", names[name]))]
-        for name in list(names)[:2]
-    }
+    found = _points(
+        cases,
+        names,
+        lambda m: str(m["m"]),
+        lambda m, name: m.rate(sgemm.flops(m.case) / 1e12, name),
+    )
+    ours = {shown: name for shown, name in names.items() if name != "xla"}
+    over = _points(cases, ours, itemgetter("m"), lambda m, name: m.ratio("xla", name))
     panels = [
-        charts.Panel("rate", ("size of the square matrices", "TFLOP/s"), found, "bars"),
-        charts.Panel("over cuBLAS", ("size", "times cuBLAS's rate"), over, "lines", 1.0),
+        charts.Panel("rate", found, ("size of the square matrices", "TFLOP/s"), "bars"),
+        charts.Panel("over cuBLAS", over, ("size", "times cuBLAS's rate"), "lines", 1.0),
     ]
     return "float32 products of square matrices", panels
 
