@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
-from jaxkernels.bench import attention, records, row_map, rows, sgemm, traffic
+from jaxkernels.bench import attention, records, row_map, rows, sgemm_products, traffic
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import OPTIONS, PEERS
@@ -129,7 +129,7 @@ def place(case: records.Case) -> str:
         return f"{case['dtype']} {case['rows']} x {case['features']} x {case['classes']}"
     if "model" in case:
         return case["model"]
-    return sgemm.size(case) if "m" in case else attention.label(case).partition(" ")[2]
+    return sgemm_products.size(case) if "m" in case else attention.label(case).partition(" ")[2]
 
 
 class Gains(NamedTuple):
@@ -543,13 +543,13 @@ def of_products(source: Source, cases: Cases) -> str:
 
     def rate(head: str, name: str) -> t.Column:
         return t.Column(
-            f"{head} TFLOP/s", lambda m: m.rate(sgemm.flops(m.case) / 1e12, name), "{:.1f}"
+            f"{head} TFLOP/s", lambda m: m.rate(sgemm_products.flops(m.case) / 1e12, name), "{:.1f}"
         )
 
     names = {"ours": "auto", "cuBLAS": "xla"}
     table = by_case(
         cases,
-        t.Column("product", lambda m: sgemm.size(m.case)),
+        t.Column("product", lambda m: sgemm_products.size(m.case)),
         t.Column("kernel", lambda m: str(m.extra("auto", "rung"))),
         *(rate(*item) for item in names.items()),
         t.times_faster("times cuBLAS", "xla", "auto"),
@@ -584,7 +584,7 @@ def products_picture(source: Source, cases: Cases) -> Picture:
         cases,
         names,
         lambda m: str(m["m"]),
-        lambda m, name: m.rate(sgemm.flops(m.case) / 1e12, name),
+        lambda m, name: m.rate(sgemm_products.flops(m.case) / 1e12, name),
     )
     ours = {shown: name for shown, name in names.items() if name != "xla"}
     over = _points(cases, ours, itemgetter("m"), lambda m, name: m.ratio("xla", name))

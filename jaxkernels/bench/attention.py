@@ -9,13 +9,11 @@
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel.
 * With ``--drawn N``, instead of these: 16-bit layers of random sizes (``attention_sizes``). Is the default the
-  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders
-  have the same program, it is compiled once and timed for each.
+  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -95,24 +93,19 @@ def _draw(case: Case) -> list[Arguments]:
     # Lengths keep at least a quarter of the keys visible.
     seed, least = jax.random.key(0), max(1, keys // 4)
     lengths = jax.random.randint(seed, (batch,), least, keys + 1)
-    padding = jnp.arange(keys) < lengths[:, None, None, None]
-    also: tuple[jax.Array, ...] = ()
+    also = {"lengths": lengths, "padding": jnp.arange(keys) < lengths[:, None, None, None]}
     if case["group"] == "scores":
         shapes = [(batch, heads, length, length)] * 2
-        also = (jnp.broadcast_to(padding, (batch, 1, length, length)),) if kind == "mask" else ()
+        also = {"mask": jnp.broadcast_to(also["padding"], (batch, 1, length, length))}
     else:
-        queries, of_keys = (
-            (batch, size, n, case["depth"]) for size, n in ((length, heads), (keys, key_heads))
-        )
-        shapes = [queries, queries, of_keys, of_keys]
+        queries, of_keys = (batch, length, heads), (batch, keys, key_heads)
+        shapes = [(*x, case["depth"]) for x in (queries, queries, of_keys, of_keys)]
         if kind == "bias":
             shapes.append((1, heads, length, keys))
         elif kind == "mask":
-            also = (jax.random.uniform(seed, (batch, 1, length, keys)) < 0.7,)
-        elif kind in ("padding", "lengths"):
-            also = (padding if kind == "padding" else lengths,)
+            also["mask"] = jax.random.uniform(seed, (batch, 1, length, keys)) < 0.7
     types = [jax.ShapeDtypeStruct(shape, case["dtype"]) for shape in shapes]
-    return programs.draw(types, also=also)
+    return programs.draw(types, also=(also[kind],) if kind in also else ())
 
 
 def _our_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -168,18 +161,9 @@ def _names(case: Case, options: Options) -> Iterable[str]:
     return [name for name in found if name != "cudnn" or case["dtype"] != "float32"]
 
 
-def _kernels(function: Function, arguments: Arguments) -> list[str]:
-    """The names of our kernels in the compiled program."""
-    found = re.findall(
-        r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?',
-        programs.compiled_text(function, arguments),
-    )
-    return sorted({operation or target for target, operation in found})
-
-
-def _path(program: Any, arguments: Arguments) -> str:
-    """The implementation that a compiled program runs."""
-    text = program.as_text() or ""
+def _path(function: Function, arguments: Arguments) -> str:
+    """The implementation that a program runs."""
+    text = programs.compiled_text(function, arguments)
     return "cudnn" if "__cudnn$fmha" in text else "ffi" if "jaxkernels_row" in text else "xla"
 
 
@@ -187,15 +171,12 @@ def program(case: Case, name: str) -> Program:
     """A contender's program; a copy is the same in both directions."""
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
     look: dict[str, Function] = {"temp_bytes": programs.temp_bytes} if is_scores and is_both else {}
-    if case["group"] == "layers" and name == "ours":
-        look["kernels"] = _kernels
-    elif name == "default":
+    if not is_scores and name in ("ours", "default"):
         look["path"] = _path
     function = partial(_CONTENDERS[case["group"]][name], _kind(case))
+    whole = lambda _, *arguments: function(*arguments)  # noqa: E731
     if is_both:
         whole = programs.with_gradient(function, 1 if is_scores else 3)
-    else:
-        whole = programs.forward(function)
     return Program(whole, partial(_draw, case), inspect=look)
 
 
@@ -271,12 +252,9 @@ def _views(run: Run) -> list[t.View]:
     layers = t.fields("dtype", "direction", "variant", "batch", "length", "heads", "depth")
     layers += [xla, t.time("cuDNN ms", "cudnn"), ours, gain]
     layers += [t.times_faster("x cuDNN", "cudnn", "ours")]
-    kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
+    layers += [t.extra("path of ours", "path", contender="ours")]
     of_scores = ("of model: time over that of the model bytes at the rate of the copy",)
-    of_layers = (
-        "XLA's float32 at the highest precision; cuDNN has no float32",
-        f"our kernels in our programs: {', '.join(kernels) or 'none'}",
-    )
+    of_layers = ("XLA's float32 at the highest precision; cuDNN has no float32",)
     return [
         t.View(
             "scale, mask and softmax, {direction}, {dtype}", scores, ("scores",), notes=of_scores

@@ -67,13 +67,6 @@ def _nvcc() -> str | None:
     return None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cpu() -> str:
     """The CPU, and the number of cores that this process may use."""
     info = Path("/proc/cpuinfo")
@@ -103,7 +96,8 @@ def describe(command: str) -> Environment:
         "nvcc": None if on_cpu else _nvcc(),
         "python": platform.python_version(),
         **{module.__name__: module.__version__ for module in (jaxkernels, jax, jaxlib, numpy)},
-        **{package: _version(package) for package in _PEERS},
+        **dict.fromkeys(_PEERS),
+        **{d.name: d.version for d in importlib.metadata.distributions() if d.name in _PEERS},
     }
 
 
@@ -112,8 +106,9 @@ def summarise(environment: Environment) -> str:
 
     Example:
         >>> clock = {"sm_clock": "1830 MHz", "most_sm_clock": "1980 MHz"}
-        >>> summarise({"device": "H200", **clock, "driver": "580", "jax": "0.11.2"})
-        'H200, SMs at 1830 MHz of 1980 MHz, driver 580, JAX 0.11.2'
+        >>> power = {"power": "612 W", "power_limit": "700 W"}
+        >>> summarise({"device": "H200", **clock, **power, "driver": "580", "jax": "0.11.2"})
+        'H200, SMs at 1830 MHz of 1980 MHz, 612 W of 700 W, driver 580, JAX 0.11.2'
     """
     heads = {"device": "", "sm_clock": "SMs at ", "power": "", "driver": "driver ", "jax": "JAX "}
     heads |= {"jaxkernels": "jaxkernels ", "date": ""}

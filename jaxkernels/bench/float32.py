@@ -44,8 +44,7 @@ CPU_SIZES: Mapping[str, Mapping[str, int]] = {
 MODELS = tuple(GPU_SIZES)
 
 
-def cases(options: Options) -> Iterable[Case]:
-    """Every model in both directions, with the platform's sizes."""
+def _cases(options: Options) -> Iterable[Case]:
     sizes = CPU_SIZES if jax.default_backend() == "cpu" else GPU_SIZES
     for model, direction in product(MODELS, DIRECTIONS):
         yield {"model": model, "direction": direction, **sizes[model]}
@@ -55,9 +54,7 @@ def _models() -> ModuleType:
     """The module of the models; raises NotImplementedError without Flax."""
     if importlib.util.find_spec("flax") is None:
         raise NotImplementedError("Flax is not installed")
-    from jaxkernels.bench import float32_models
-
-    return float32_models
+    return importlib.import_module("jaxkernels.bench.float32_models")
 
 
 @lru_cache(len(NAMES))
@@ -67,8 +64,10 @@ def _jitted(key: str, name: str) -> Function:
     The cache lets one compilation serve both the timing and the comparison of errors.
     """
     case, models = json.loads(key), _models()
-    model = models.model_of(case, models.OURS if name in OURS else models.XLA)
-    whole = jax.value_and_grad(model.loss) if case["direction"] == "step" else model.apply
+    parts = models.OURS if name in OURS else models.XLA
+    whole = models.layer_of(case, parts).apply
+    if case["direction"] == "step":
+        whole = jax.value_and_grad(models.loss_of(case, parts))
 
     @jax.jit
     def call(*arguments: jax.Array) -> object:
@@ -84,11 +83,11 @@ def _jitted(key: str, name: str) -> Function:
 def _draw(case: Case) -> list[Arguments]:
     """The parameters, and enough different inputs to exceed the cache."""
     models = _models()
-    model = models.model_of(case, models.XLA)
-    params = model.init()
+    first = models.inputs_of(case, 0)
+    params = jax.jit(models.layer_of(case, models.XLA).init)(jax.random.key(0), first[0])
     taken = slice(None if case["direction"] == "step" else 1)
-    turns = rotations(sum(x.nbytes for x in model.draw(0)[taken]))
-    return [(params, *model.draw(seed)[taken]) for seed in range(turns)]
+    turns = rotations(sum(x.nbytes for x in first[taken]))
+    return [(params, *models.inputs_of(case, seed)[taken]) for seed in range(turns)]
 
 
 def _error(case: Case, function: Function, arguments: Arguments) -> float:
@@ -110,8 +109,7 @@ def program(case: Case, name: str) -> Program:
     return Program(function, partial(_draw, case), inspect=look, jit=False)
 
 
-def views(run: Run) -> list[t.View]:
-    """A line for each contender of each program."""
+def _views(run: Run) -> list[t.View]:
     columns = [
         *t.fields("model", "direction"),
         t.Column("by", lambda m: m.contender),
@@ -120,22 +118,22 @@ def views(run: Run) -> list[t.View]:
         t.memory("temp GB", 1e9, 3),
         t.extra("relF", "relF", pattern="{:.1e}"),
     ]
-    notes = {
-        m["model"]: ", ".join(f"{name} {n}" for name, n in m.case.items() if isinstance(n, int))
+    sizes = {
+        m["model"]: [f"{k} {n}" for k, n in m.case.items() if isinstance(n, int)]
         for m in run.measured
     }
-    said = [f"{model}: {sizes}" for model, sizes in notes.items()]
+    notes = [f"{model}: {', '.join(found)}" for model, found in sizes.items()]
     title = "programs of Flax in float32"
-    return [t.View(title, columns, contenders=lambda m: m.records, notes=said)]
+    return [t.View(title, columns, contenders=lambda m: m.records, notes=notes)]
 
 
 SUITE = Suite(
     name="float32",
     summary="models in float32, forward and training step, compared with XLA at two precisions",
-    cases=cases,
+    cases=_cases,
     names=lambda case, options: NAMES,
     program=program,
     label=lambda case: f"float32 {case['model']} {case['direction']}",
-    views=views,
+    views=_views,
     axes={"model": MODELS, "direction": DIRECTIONS},
 )

@@ -5,9 +5,8 @@ Importing this module imports Flax. All contenders of a model have the same para
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +43,6 @@ OURS = Parts(
 XLA = Parts(jax.lax.dot_general, linen.dot_product_attention, _cross_entropy)
 
 
-class Model(NamedTuple):
-    """A model of one size."""
-
-    init: Callable[[], Any]  # f() -> parameters
-    draw: Callable[[int], Arguments]  # f(seed) -> the inputs, with an optional label last
-    apply: Function  # f(parameters, first input) -> the result
-    loss: Function  # f(parameters, *inputs) -> the loss
-
-
 def _attention_layer(parts: Parts, heads: int, **options: Any) -> Any:
     """An attention layer: four linear layers, with the attention between them."""
     return linen.MultiHeadDotProductAttention(
@@ -87,31 +77,33 @@ class _CharModel(linen.Module):
         return dense(_VOCABULARY)(linen.LayerNorm()(x))
 
 
-def _characters(case: Case, seed: int) -> Arguments:
-    """Random text, and the same text shifted by one character."""
-    shape = (case["batch"], case["length"] + 1)
-    text = jax.random.randint(jax.random.key(seed), shape, 0, _VOCABULARY)
-    return text[:, :-1], text[:, 1:]
-
-
-def model_of(case: Case, parts: Parts) -> Model:
-    """The model of a case with a contender's functions."""
+def layer_of(case: Case, parts: Parts) -> Any:
+    """The layer of a case with a contender's functions."""
     if case["model"] == "char_lm":
-        layer = _CharModel(parts, case["layers"], case["heads"], case["features"])
-        draw = partial(_characters, case)
-    elif case["model"] == "mlp":
-        dense = partial(linen.Dense, dot_general=parts.dot_general)
-        layer = linen.Sequential([dense(case["hidden"]), linen.gelu, dense(case["features"])])
-        shape = (case["rows"], case["features"])
-        draw = lambda seed: (normal(seed, shape),)  # noqa: E731
-    else:
-        layer = _attention_layer(parts, case["heads"])
-        width = case["heads"] * case["depth"]
-        draw = lambda seed: (normal(seed, (case["batch"], case["length"], width)),)  # noqa: E731
-    apply = cast(Function, layer.apply)
+        return _CharModel(parts, case["layers"], case["heads"], case["features"])
+    if case["model"] == "attention":
+        return _attention_layer(parts, case["heads"])
+    dense = partial(linen.Dense, dot_general=parts.dot_general)
+    return linen.Sequential([dense(case["hidden"]), linen.gelu, dense(case["features"])])
+
+
+def inputs_of(case: Case, seed: int) -> Arguments:
+    """Random inputs of a case; for ``char_lm`` a text, and the same text shifted by one character."""
+    if case["model"] == "char_lm":
+        shape = (case["batch"], case["length"] + 1)
+        text = jax.random.randint(jax.random.key(seed), shape, 0, _VOCABULARY)
+        return text[:, :-1], text[:, 1:]
+    if case["model"] == "attention":
+        return (normal(seed, (case["batch"], case["length"], case["heads"] * case["depth"])),)
+    return (normal(seed, (case["rows"], case["features"])),)
+
+
+def loss_of(case: Case, parts: Parts) -> Function:
+    """f(parameters, x, optional label) -> the loss of a case."""
+    layer = layer_of(case, parts)
 
     def loss(params: Any, x: jax.Array, *label: jax.Array) -> jax.Array:
-        y = apply(params, x)
+        y = layer.apply(params, x)
         return parts.cross_entropy(y, *label) if label else jnp.mean(jnp.square(y))
 
-    return Model(lambda: jax.jit(layer.init)(jax.random.key(0), draw(0)[0][:1]), draw, apply, loss)
+    return loss

@@ -42,8 +42,8 @@ def linear_case(
     rows: int, features: int, classes: int, dtype: str, max_bytes: int | None = None
 ) -> Case:
     """The case of x (rows, features) and w (features, classes)."""
-    sizes = {"rows": rows, "features": features, "classes": classes}
-    return {"group": "linear", **sizes, "dtype": dtype, "max_bytes": max_bytes}
+    sizes = {"group": "linear", "rows": rows, "features": features, "classes": classes}
+    return {**sizes, "dtype": dtype, "max_bytes": max_bytes}
 
 
 GPU_CASES = (
@@ -54,8 +54,7 @@ GPU_CASES = (
 CPU_CASES = (linear_case(512, 256, 8192, "float32", 12_000_000),)
 
 
-def cases(options: Options) -> Iterable[Case]:
-    """The requested sizes in every dtype, or the platform's default cases."""
+def _cases(options: Options) -> Iterable[Case]:
     if options.shapes:
         return [linear_case(m, k, n, dtype) for m, k, n in options.shapes for dtype in DTYPES]
     return CPU_CASES if jax.default_backend() == "cpu" else GPU_CASES
@@ -110,14 +109,8 @@ def _oracle(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
 
 def _errors(function: Function, arguments: Arguments) -> dict[str, float]:
     """RelF of dx and dw."""
-    gradients, oracle = function(*arguments)[1], _oracle(arguments)
-    pairs = zip(("dx", "dw"), gradients, oracle, strict=True)
-    return {name: relative_error([got], [want]) for name, got, want in pairs}
-
-
-def names(case: Case, options: Options) -> list[str]:
-    """All contenders; ``bounded`` only if the case has a bound."""
-    return [name for name in NAMES if name != "bounded" or case["max_bytes"]]
+    (dx, dw), (want_dx, want_dw) = function(*arguments)[1], _oracle(arguments)
+    return {"dx": relative_error([dx], [want_dx]), "dw": relative_error([dw], [want_dw])}
 
 
 def program(case: Case, name: str) -> Program:
@@ -135,8 +128,7 @@ def program(case: Case, name: str) -> Program:
     return Program(function_of(name, bound), partial(_draw, case), inspect=look)
 
 
-def views(run: Run) -> list[t.View]:
-    """A table for each case, with a line for each contender."""
+def _views(run: Run) -> list[t.View]:
     columns = [
         t.Column("loss and gradients", lambda m: NAMES[m.contender]),
         t.time("ms", digits=2),
@@ -149,15 +141,16 @@ def views(run: Run) -> list[t.View]:
     return [t.View(title, columns, contenders=lambda m: [x for x in NAMES if x in m.records])]
 
 
-_SHAPES_HELP = "as rowsxfeaturesxclasses (default: three on a GPU)"
 SUITE = Suite(
     name="linear_loss",
     summary="cross entropy of a linear layer, compared with losses of the whole logits",
-    cases=cases,
-    names=names,
+    cases=_cases,
+    names=lambda case, options: [n for n in NAMES if n != "bounded" or case["max_bytes"]],
     program=program,
     label=lambda c: f"linear_loss {c['dtype']} {c['rows']}x{c['features']}x{c['classes']}",
-    views=views,
+    views=_views,
     axes={"dtype": DTYPES},
-    options={"--shapes": several(sizes(3), "SHAPE", _SHAPES_HELP)},
+    options={
+        "--shapes": several(sizes(3), "SHAPE", "as rowsxfeaturesxclasses (default: three on a GPU)")
+    },
 )

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxkernels.bench.suite import Arguments
 from jaxkernels.bench.timing import first_line, last_level_cache_bytes, rotations_for
 
 # The scale of a head of depth 64.
@@ -72,11 +73,6 @@ def chain(
     return chained
 
 
-def forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """f(cotangent, ...) -> the result; the cotangent is not read."""
-    return lambda _, *arguments: function(*arguments)
-
-
 def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Callable[..., Any]:
     """f(cotangent, ...) -> the result and the gradients of the first `differentiated` arguments.
 
@@ -103,18 +99,21 @@ def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def compiled_text(function: Any, arguments: tuple[Any, ...]) -> str:
-    """The compiled program of a jitted function, as text."""
-    text = function.lower(*arguments).compile().as_text()
-    if text is None:
+def _compiled(function: Any, arguments: Arguments) -> Any:
+    """The compiled program of a jitted function, or of a program that is compiled already."""
+    return function.lower(*arguments).compile() if hasattr(function, "lower") else function
+
+
+def compiled_text(function: Any, arguments: Arguments) -> str:
+    """The compiled program of a contender, as text."""
+    if (text := _compiled(function, arguments).as_text()) is None:
         raise NotImplementedError("this backend does not show the compiled program")
     return text
 
 
-def temp_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
-    """The memory of a jitted function's program, in bytes, beyond arguments and results."""
-    analysis = function.lower(*arguments).compile().memory_analysis()
-    if analysis is None:
+def temp_bytes(function: Any, arguments: Arguments) -> int:
+    """The memory of a contender's program, in bytes, beyond arguments and results."""
+    if (analysis := _compiled(function, arguments).memory_analysis()) is None:
         raise NotImplementedError("this backend does not tell the memory of a program")
     return int(analysis.temp_size_in_bytes)
 

@@ -116,28 +116,26 @@ def compare(before: Run, after: Run, markdown: bool = False) -> int:
         print(f"cannot compare runs of different machines: {machines}", file=sys.stderr)
         return 2
     cells, later = ({r.case["cell"]: r for r in run.records} for run in (before, after))
-    unmatched = sorted(cells.keys() ^ later.keys())
-    pairs = [(old, later[name]) for name, old in cells.items() if name in later]
-    compared = [pair for pair in pairs if pair[0].seconds]
+    compared = [(old, later[name]) for name, old in cells.items() if old.seconds and name in later]
+    if not compared:
+        print("cannot compare: the two runs have no cell in common", file=sys.stderr)
+        return 2
     changed = t.group_by(compared, lambda pair: change(*pair))
-    slower, lost = changed.get("slower", []), changed.get("lost", [])
-    timed = len(compared) - len(lost)
+    slower, faster, lost = (changed.get(name, []) for name in ("slower", "faster", "lost"))
     notes = [
-        f"{len(slower) or 'no'} cell{'s' if slower[1:] else ''} slower, of {timed}: by more than "
-        f"{TOLERANCE:.0%} beyond the spread, the larger distance of quartiles of the two runs"
+        f"{len(slower) or 'no'} cell{'s' if slower[1:] else ''} slower, of "
+        f"{len(compared) - len(lost)}: by more than {TOLERANCE:.0%} beyond the spread, the larger "
+        "distance of quartiles of the two runs"
     ]
     notes += [f"lost: {new.case['cell']}: {new.refused}" for _, new in lost]
-    if unmatched:
+    if unmatched := sorted(cells.keys() ^ later.keys()):
         notes.append(f"in one of the runs only: {unmatched[0]} and {len(unmatched) - 1} more")
     rows = []
-    for old, new in (*slower, *changed.get("faster", [])):
+    for old, new in (*slower, *faster):
         times = (f"{r.seconds * 1e6:.2f}" for r in (old, new))
         ratio, spread = new.seconds / old.seconds, max(old.spread, new.spread)
         rows.append([old.case["cell"], *times, f"{ratio:.3f}", f"{spread:.2%}", change(old, new)])
     heads = ("cell", "us before", "us", "ratio", "spread", "")
     title = f"against {environment.summarise(before.environment)}"
     t.print_table(t.Table(title, heads, rows, notes), markdown)
-    if not compared:
-        print("cannot compare: the two runs have no cell in common", file=sys.stderr)
-        return 2
     return 1 if slower or lost else 0

@@ -9,19 +9,16 @@ Each cell times ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes
 * ``many_rows``: arrays of 2^28 bytes, one call at a time.
 * ``few_rows``: 1 to 132 rows of 8192 columns or more, up to half the bytes of ``many_rows``. These calls
   take microseconds, so they are chained in one program over up to 16 arrays; small arrays may stay in the
-  cache. The copy is a negation, because XLA could remove a copy from a chain. ``kernels`` in the file is
-  the number of kernels of a program: a multiple of its calls, unless XLA merged some.
+  cache. The copy is a negation, because XLA could remove a copy from a chain.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +40,6 @@ _LONGEST = 1_000_000
 _PART = 24
 # Ours counts as slower above this multiple of XLA's time.
 TOLERANCE = 1.03
-_KERNEL = re.compile(r" (?:fusion|custom-call|copy)\(")
 
 
 def lengths(seed: int) -> list[int]:
@@ -97,24 +93,18 @@ def _draw_slices(
     return [tuple(found)] if is_few else found
 
 
-def kernels(program: Any, arguments: Arguments) -> int:
-    """The number of kernels in a compiled program."""
-    return len(_KERNEL.findall(program.as_text() or ""))
-
-
 def program(case: Case, name: str) -> Program:
     """The program of the copy, XLA or ours."""
     function, types = rows.function_of(case, name)
-    look = {"kernels": kernels}
     turns = rotations(2 * case["rows"] * case["cols"] * traffic.ITEM_BYTES[case["dtype"]])
     drawn = partial(_draw_slices, types, rows.is_few(case), turns)
     if not rows.is_few(case):
-        return Program(function, drawn, str(types), inspect=look)
+        return Program(function, drawn, str(types))
     # A program with 16 small arrays makes 128 calls, because its dispatch takes as long as 32 of the
     # shortest calls.
     rounds = max(2, turns // 2)
     chained = chain(jnp.negative if name == "copy" else function, rounds)
-    return Program(chained, drawn, str(types), rounds * turns, look)
+    return Program(chained, drawn, str(types), rounds * turns)
 
 
 def _label(m: Measured) -> str:

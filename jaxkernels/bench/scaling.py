@@ -39,12 +39,6 @@ from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
 OF_VOCABULARY = (*DIRECTIONS, "loss")
-# The dtypes measured in each group.
-DTYPES = {
-    "softmax": ("float32", "bfloat16"),
-    "attention": ("bfloat16",),
-    "vocabulary": ("bfloat16",),
-}
 # Shapes: (rows, cols) and (batch, heads, q, k) on each device, and the whole (rows, vocabulary). At 4
 # TB/s the shortest call of a device takes 1 ms, so the host, which dispatches to one device after
 # another, stays ahead.
@@ -71,19 +65,15 @@ def counts(options: Options) -> list[int]:
     return sorted({1, *(options.devices or doublings)})
 
 
-def cases(options: Options) -> Iterable[Case]:
-    """Every group, dtype and direction; the group "vocabulary" also has every number of devices."""
+def _cases(options: Options) -> Iterable[Case]:
     default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
-    for group, dtypes in DTYPES.items():
+    for group, default_shape in default.items():
+        dtypes = ("float32", "bfloat16") if group == "softmax" else ("bfloat16",)
         directions = OF_VOCABULARY if group == "vocabulary" else DIRECTIONS
-        shape = getattr(options, f"{group}_shape") or default[group]
-        for dtype, direction in product(dtypes, directions):
-            case = {"group": group, "dtype": dtype, "direction": direction, "shape": list(shape)}
-            if group != "vocabulary":
-                yield case
-                continue
-            for devices in counts(options):
-                yield {**case, "devices": devices}
+        devices = [{"devices": n} for n in counts(options)] if group == "vocabulary" else [{}]
+        shape = list(getattr(options, f"{group}_shape") or default_shape)
+        for dtype, direction, more in product(dtypes, directions, devices):
+            yield {"group": group, "dtype": dtype, "direction": direction, "shape": shape, **more}
 
 
 def cut(devices: int, dimension: int) -> NamedSharding:
@@ -92,35 +82,27 @@ def cut(devices: int, dimension: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(None,) * dimension, "devices"))
 
 
-def _loss_gradient(contender: str) -> Function:
-    """f(logits) -> the gradient of the mean loss, with labels spread over the vocabulary."""
-    loss_and_gradient = losses.function_of(contender, "mean")
-
-    def gradient(x: jax.Array) -> jax.Array:
-        rows, cols = x.shape
-        return loss_and_gradient(jnp.arange(rows) * 7919 % cols, x)[1]
-
-    return gradient
+def _loss_gradient(name: str, x: jax.Array) -> jax.Array:
+    """The gradient of the mean loss, with labels spread over the vocabulary."""
+    labels = jnp.arange(x.shape[0]) * 7919 % x.shape[1]
+    return losses.function_of(name, "mean")(labels, x)[1]
 
 
 def _of_vocabulary(name: str, direction: str, sharding: NamedSharding) -> Function:
     """A contender's function of an array with a sharded vocabulary."""
-    is_loss, is_xla = direction == "loss", name == "xla"
-    function: Function = jax.nn.log_softmax
-    if is_loss:
-        function = _loss_gradient("xla" if is_xla else "ours")
-    elif not is_xla:
-        function = partial(jk.log_softmax, implementation="ffi")
+    ours: Function = partial(jk.log_softmax, implementation="ffi")
+    function = jax.nn.log_softmax if name == "xla" else ours
+    if direction == "loss":
+        function = partial(_loss_gradient, "xla" if name == "xla" else "ours")
     if name != "gathered":
         return function
-    whole = partial(
-        jax.lax.with_sharding_constraint, shardings=NamedSharding(sharding.mesh, PartitionSpec())
-    )
+    replicated = NamedSharding(sharding.mesh, PartitionSpec())
+    whole = partial(jax.lax.with_sharding_constraint, shardings=replicated)
     # The result is replicated too, because the gradient would otherwise gather it again.
     return lambda x: whole(function(whole(x)))
 
 
-def names(case: Case, options: Options) -> Iterable[str]:
+def _names(case: Case, options: Options) -> Iterable[str]:
     """The numbers of devices, or the contenders of the group "vocabulary"."""
     return CONTENDERS if case["group"] == "vocabulary" else map(str, counts(options))
 
@@ -146,8 +128,7 @@ def program(case: Case, name: str) -> Program:
         return jax.block_until_ready(jitted(*arguments))
 
     def collectives(_: Function, arguments: Arguments) -> dict[str, int]:
-        found = Counter(_COLLECTIVE.findall(compiled_text(jitted, arguments)))
-        return dict(sorted(found.items()))
+        return dict(Counter(sorted(_COLLECTIVE.findall(compiled_text(jitted, arguments)))))
 
     x = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
     return Program(
@@ -167,8 +148,7 @@ def devices(text: str) -> int:
     return asked
 
 
-def label(case: Case) -> str:
-    """The case in one line."""
+def _label(case: Case) -> str:
     devices = f" on {case['devices']}" if "devices" in case else ""
     shape = "x".join(map(str, case["shape"]))
     return f"{case['group']} {case['dtype']} {case['direction']} {shape}{devices}"
@@ -178,10 +158,10 @@ def _said(found: dict[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
 
 
-def views(run: Run) -> list[t.View]:
+def _views(run: Run) -> list[t.View]:
     """Tables of weak and strong scaling for each direction, with the collectives."""
     notes = ("simulated devices share the cores of the CPU",) if run.platform == "cpu" else ()
-    array = t.Column("array", lambda m: label(m.case).partition(" on ")[0])
+    array = t.Column("array", lambda m: _label(m.case).partition(" on ")[0])
     weak = [
         array,
         t.Column("devices", lambda m: m.contender),
@@ -231,12 +211,12 @@ _SHAPES = {
 SUITE = Suite(
     name="scaling",
     summary="arrays sharded over 1, 2, 4, ... devices, in one process: rows, batches, a vocabulary",
-    cases=cases,
-    names=names,
+    cases=_cases,
+    names=_names,
     program=program,
-    label=label,
-    views=views,
-    axes={"group": tuple(DTYPES), "direction": OF_VOCABULARY},
+    label=_label,
+    views=_views,
+    axes={"group": tuple(GPU_SHAPES), "direction": OF_VOCABULARY},
     options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
     # Samples are long, because starting and ending one on several devices takes 1 to 2 ms.
     defaults={"min_sample_ms": 200.0},

@@ -13,9 +13,6 @@ new inputs takes the host as long.
 ``peers`` are XLA's other algorithms: TF32, sums of bfloat16 or TF32 products, and float16 operands, whose
 rounding counts as error. Errors are measured on sampled rows and columns of the first batch elements,
 because the float64 operands of a large product would not fit the device.
-
-``drawn`` takes m, n and k from 1 to 65536, log-uniform, and drops products that are too large. Most of
-these shapes are ones that nobody tunes for. Seed 1 is for tuning, and seed 3 for published figures.
 """
 
 from __future__ import annotations
@@ -31,8 +28,9 @@ import numpy as np
 from jax.lax import DotAlgorithmPreset, Precision
 
 import jaxkernels as jk
+from jaxkernels.bench import sgemm_products as products
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.families import FAMILIES, MEASURED
+from jaxkernels.bench.families import FAMILIES
 from jaxkernels.bench.options import count, seeded, several, sizes
 from jaxkernels.bench.programs import normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
@@ -55,9 +53,8 @@ _PRECISIONS = {
 PEERS = tuple(_PRECISIONS)[1:]
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
-# Guesses for an upper bound of a product's time: low rates, and the latency of a launch.
-_GUESSED_RATE = {"gpu": 200e12, "cpu": 50e9}
-_GUESSED_BANDWIDTH = {"gpu": 3e12, "cpu": 10e9}
+# Guesses for an upper bound of a product's time: low rates of operations and bytes, and a launch's latency.
+_GUESSED = {"gpu": (200e12, 3e12), "cpu": (50e9, 10e9)}
 _GUESSED_LATENCY = 5e-6
 # Time to update a CUDA graph for a product's new inputs.
 _TELLING_SECONDS = 10e-6
@@ -70,119 +67,20 @@ _EPSILON = 2.0**-24
 
 Pair = tuple[jax.Array, jax.Array]
 
-LISTED = ("square", "other", "transposed", "ladder")
-GROUPS = (*LISTED, "drawn", "families", "peers")
-_KINDS = ("NN", "NT", "TN", "TT")
-_LONGEST = 2**16
-_MOST_MEMBERS = 2**12
-_ONE_MEMBER = 0.75  # the probability of a product without a batch
-# Limits of a random product: operations, and bytes of operands and result.
-_MOST = {"gpu": (2**40, 8 * 10**9), "cpu": (2**24, 2**24)}
-
-
-def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
-    """The case C[m, n] = A[m, k] B[k, n], `batch` times; a "T" in `transposes` is stored transposed."""
-    case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
-    return {**case, "transposes": transposes}
-
-
-def products(group: str, *shapes: tuple[int, ...], kinds: Sequence[str] = ("NN",)) -> list[Case]:
-    """Cases of shapes (n,), (m, n, k) or (batch, m, n, k)."""
-    found = []
-    for shape in shapes:
-        batch, m, n, k = (1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:]
-        found += [product(group, batch, m, n, k, kind) for kind in kinds]
-    return found
-
-
-def _families(n: int) -> list[Case]:
-    return [{**case, "family": name} for case in products("families", (n,)) for name in MEASURED]
-
-
-_SQUARES = ((256,), (512,), (1024,), (2048,), (4096,), (8192,), (16384,))
-GPU_PRODUCTS = (
-    *products("square", *_SQUARES),
-    *products("other", (4096, 4096, 64), (64, 4096, 4096), (128, 128, 65536), (4097, 4095, 4093)),
-    *products("other", (50257, 768, 1024), (64, 512, 512, 64), (512, 128, 128, 128)),
-    *products("other", (8192, 128, 8192), (1000,), (16384, 1280, 5120), (16, 1024, 1024, 1024)),
-    *products("transposed", (1024,), (4096,), (8192, 4096, 1024), kinds=_KINDS),
-    *products("ladder", (4096,)),
-    *_families(4096),
-    *products("peers", *_SQUARES[2:]),
-)
-CPU_PRODUCTS = (
-    *(*products("square", *_SQUARES[:2]), *products("other", (4, 96, 80, 64))),
-    *(*_families(128), *products("peers", (128,), (256,))),
-)
-
-
-def drawn(count: int, seed: int, platform: str) -> list[Case]:
-    """Random products; a larger count of the same seed starts with the same products."""
-    most_operations, most_bytes = _MOST["cpu" if platform == "cpu" else "gpu"]
-    rng = np.random.default_rng(seed)
-
-    def size(most: int) -> int:
-        """Log-uniform from 1 to `most`."""
-        return round(2 ** rng.uniform(0, np.log2(most)))
-
-    found: list[Case] = []
-    while len(found) < count:
-        m, n, k = (size(_LONGEST) for _ in range(3))
-        batch = 1 if rng.uniform() < _ONE_MEMBER else size(_MOST_MEMBERS)
-        case = product("drawn", batch, m, n, k, _KINDS[rng.integers(len(_KINDS))])
-        fits = flops(case) <= most_operations and touched_bytes(case) <= most_bytes
-        if fits and case not in found:
-            found.append(case)
-    return found
-
 
 def _cases(options: Options) -> Iterable[Case]:
     platform = jax.default_backend()
     asked = [
-        {**case, "group": "square"} if is_square(case) else case
-        for case in products("other", *(options.shapes or ()))
+        {**case, "group": "square"} if products.is_square(case) else case
+        for case in products.of_shapes("other", *(options.shapes or ()))
     ]
-    asked += drawn(options.drawn or 0, options.seed, platform)
-    return asked or (CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS)
-
-
-def is_square(case: Case) -> bool:
-    """Whether m, n and k are equal, without a batch."""
-    return case["m"] == case["n"] == case["k"] and case["batch"] == 1
-
-
-def is_chain(case: Case) -> bool:
-    """Whether each result is the next product's b; families and peers need their own operands."""
-    return is_square(case) and case["group"] in LISTED
-
-
-def is_transposed(case: Case) -> tuple[bool, bool]:
-    """Whether a and b are stored transposed."""
-    return case["transposes"][0] == "T", case["transposes"][1] == "T"
-
-
-def flops(case: Case) -> float:
-    """Operations of the product: 2 batch m n k."""
-    return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
-
-
-def touched_bytes(case: Case) -> int:
-    """Bytes of the operands and the result."""
-    batch, m, n, k = (case[name] for name in ("batch", "m", "n", "k"))
-    return 4 * batch * (m * k + k * n + m * n)
-
-
-def size(case: Case) -> str:
-    """The product's name in tables."""
-    text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
-    text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
-    text = text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
-    return f"{text} {case['family']}" if "family" in case else text
+    asked += products.drawn(options.drawn or 0, options.seed, platform)
+    return asked or (products.CPU_PRODUCTS if platform == "cpu" else products.GPU_PRODUCTS)
 
 
 def _function(case: Case, name: str) -> Function:
     """A contender's product; it reads transposed operands without a copy."""
-    trans_a, trans_b = is_transposed(case)
+    trans_a, trans_b = products.is_transposed(case)
     if name not in _PRECISIONS:
         on_gpu = jax.default_backend() == "gpu"
         rung = None if name == AUTO else name
@@ -196,16 +94,17 @@ def _function(case: Case, name: str) -> Function:
 
 
 def _guessed_seconds(case: Case, platform: str) -> float:
-    computing = flops(case) / _GUESSED_RATE[platform]
-    moving = touched_bytes(case) / _GUESSED_BANDWIDTH[platform]
-    return max(computing, moving, _GUESSED_LATENCY)
+    rate, bandwidth = _GUESSED[platform]
+    return max(
+        products.flops(case) / rate, products.touched_bytes(case) / bandwidth, _GUESSED_LATENCY
+    )
 
 
 def products_per_call(case: Case, platform: str) -> int:
     """The number of products in a program, so that it lasts long enough and a chain exceeds the cache."""
     wanted = math.ceil(_PROGRAM_SECONDS / _guessed_seconds(case, platform))
     count = max(1, min(_MAX_PRODUCTS, wanted))
-    if platform == "gpu" and is_chain(case):
+    if platform == "gpu" and products.is_chain(case):
         cache = _CACHES_OF_CHAIN * last_level_cache_bytes(platform)
         count = max(count, min(_MAX_CHAIN, math.ceil(cache / (4 * case["m"] * case["k"]))))
     return count
@@ -215,7 +114,7 @@ def _keeps_inputs(case: Case) -> bool:
     """Whether successive calls reuse the same inputs."""
     if jax.default_backend() != "gpu":
         return False
-    return is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
+    return products.is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
 
 
 @partial(jax.jit, static_argnums=(0,))
@@ -227,7 +126,7 @@ def _of_family(name: str, a: jax.Array, b: jax.Array, seed: int) -> Pair:
 
 def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
     """Operands of independent products, in their stored layout; those of a family are float32."""
-    trans_a, trans_b = is_transposed(case)
+    trans_a, trans_b = products.is_transposed(case)
     m, n, k = case["m"], case["n"], case["k"]
     batch = (case["batch"],) if case["batch"] > 1 else ()
     a, b = (*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))
@@ -239,10 +138,10 @@ def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
 
 def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
     """The arguments of `count` products; those of a chain are scaled to keep results finite."""
-    turns = 1 if _keeps_inputs(case) else rotations(count * touched_bytes(case))
+    turns = 1 if _keeps_inputs(case) else rotations(count * products.touched_bytes(case))
     pairs = operands(case, turns * count, dtype)
     calls = [pairs[first::turns] for first in range(turns)]
-    if not is_chain(case):
+    if not products.is_chain(case):
         return [tuple(call) for call in calls]
     return [(call[0][1], *(a / math.sqrt(case["k"]) for a, _ in call)) for call in calls]
 
@@ -272,8 +171,7 @@ def _sampled_errors(transposes: str, a: jax.Array, b: jax.Array, c: jax.Array) -
 def errors(case: Case, pair: Pair, c: jax.Array) -> dict[str, float]:
     """The errors of a product against float64, on sampled rows and columns."""
     with jax.enable_x64(True):
-        found = _sampled_errors(case["transposes"], *pair, c)
-        return {name: float(value) for name, value in found.items()}
+        return jax.tree.map(float, _sampled_errors(case["transposes"], *pair, c))
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
@@ -298,16 +196,15 @@ def program(case: Case, name: str) -> Program:
         return errors(case, pair, jax.jit(function)(*(x.astype(dtype) for x in pair)))
 
     def rung(*_: Any) -> str:
-        trans_a, trans_b = is_transposed(case)
-        shape = (case["m"], case["n"], case["k"])
-        plan = jk.plan_sgemm(*shape, batch=case["batch"], trans_a=trans_a, trans_b=trans_b)
-        return plan.algorithm
+        trans_a, trans_b = products.is_transposed(case)
+        how = {"batch": case["batch"], "trans_a": trans_a, "trans_b": trans_b}
+        return jk.plan_sgemm(case["m"], case["n"], case["k"], **how).algorithm
 
     look: dict[str, Function] = {"errors": errors_of}
     if name == AUTO and jax.default_backend() == "gpu":
         look["rung"] = rung
     return Program(
-        chained if is_chain(case) else independent,
+        chained if products.is_chain(case) else independent,
         partial(draw, case, number, dtype),
         inputs=dtype,
         operations=number,
@@ -324,10 +221,10 @@ def _views(run: Run) -> list[t.View]:
     unit, text = t.rates(run.platform, "FLOP")
     peer = "cuBLAS" if run.platform == "gpu" else "XLA"
     columns = [
-        t.Column("product", lambda m: size(m.case)),
+        t.Column("product", lambda m: products.size(m.case)),
         t.Column("by", lambda m: peer if m.contender == "xla" else m.contender),
         t.time("us", unit="us", digits=1),
-        t.Column(unit, lambda m: m.rate(flops(m.case)), text),
+        t.Column(unit, lambda m: m.rate(products.flops(m.case)), text),
         t.extra("relF", "errors", "relF", pattern="{:.1e}"),
         t.extra("of bound", "errors", "of_bound", pattern="{:.3f}"),
         t.Column(f"of {peer}", lambda m: m.ratio("xla"), "{:.3f}"),
@@ -338,7 +235,7 @@ def _views(run: Run) -> list[t.View]:
         said = ["on a CPU both are XLA's own product"] if run.platform == "cpu" else []
         planned = [m for m in members if AUTO in m.records]
         if planned:
-            of_xla = t.Sweep(f"auto over {peer}", _of_xla, lambda m: size(m.case))
+            of_xla = t.Sweep(f"auto over {peer}", _of_xla, lambda m: products.size(m.case))
             rungs = [m.extra(AUTO, "rung") for m in planned if _of_xla(m)]
             on_tensor = f", {rungs.count('tensor')} on tensor cores" if any(rungs) else ""
             said.insert(0, of_xla.summary(planned) + on_tensor)
@@ -351,10 +248,7 @@ def _views(run: Run) -> list[t.View]:
     return [t.View(title, columns, contenders=last, notes=notes)]
 
 
-_ALGORITHMS_HELP = (
-    "rungs of every product (default: all for the ladder, what is planned and pipelined for the "
-    "others)"
-)
+_ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, else auto and pipelined)"
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 _DRAWN_HELP = "N products that a seed draws, in place of the listed ones"
 SUITE = Suite(
@@ -363,15 +257,15 @@ SUITE = Suite(
     cases=_cases,
     names=names,
     program=program,
-    label=lambda case: f"product {size(case)}",
+    label=lambda case: f"product {products.size(case)}",
     views=_views,
     ours=AUTO,
-    axes={"group": GROUPS},
+    axes={"group": products.GROUPS},
     options={
         "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),
         "--drawn": {"type": count, "metavar": "N", "help": _DRAWN_HELP},
         "--seed": seeded("of --drawn", tuning=1, published=3),
         "--algorithms": {"nargs": "+", "choices": (AUTO, *RUNGS), "help": _ALGORITHMS_HELP},
     },
-    defaults={"groups": (*LISTED, "drawn")},
+    defaults={"groups": (*products.LISTED, "drawn")},
 )

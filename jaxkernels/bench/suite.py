@@ -71,20 +71,17 @@ class Suite:
 def _compiled(
     functions: Mapping[Hashable, Any], arguments: Mapping[Hashable, Sequence[Arguments]]
 ) -> tuple[dict[Hashable, Function], dict[Hashable, str]]:
-    """Compiles jitted functions on all cores, equal programs once; also returns refusals."""
-    lowered, ready, refused = {}, {}, {}
-    for key, function in functions.items():
-        try:
-            lowered[key] = function.lower(*arguments[key][0])
-        except REFUSALS as error:
-            refused[key] = first_line(error)
-    texts = {key: program.as_text() for key, program in lowered.items()}
-    different = {text: lowered[key] for key, text in texts.items()}
+    """Compiles jitted functions on all cores; also returns refusals."""
+
+    def compiled(key: Hashable) -> Function:
+        return functions[key].lower(*arguments[key][0]).compile()
+
+    ready, refused = {}, {}
     with ThreadPoolExecutor() as pool:
-        futures = {text: pool.submit(program.compile) for text, program in different.items()}
-    for key, text in texts.items():
+        futures = {key: pool.submit(compiled, key) for key in functions}
+    for key, future in futures.items():
         try:
-            ready[key] = futures[text].result()
+            ready[key] = future.result()
         except REFUSALS as error:
             refused[key] = first_line(error)
     return ready, refused
@@ -117,11 +114,7 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     measured. The programs of a numbered part are compiled on all cores before any is sampled.
     """
     cases = {(i, name): case for i, case in enumerate(part) for name in suite.names(case, options)}
-    programs: dict[Hashable, Program] = {}
-    functions: dict[Hashable, Function] = {}
-    drawn: dict[Hashable, Sequence[Arguments]] = {}
-    arguments: dict[Hashable, Sequence[Arguments]] = {}
-    refused: dict[Hashable, str] = {}
+    programs, functions, drawn, arguments, refused = {}, {}, {}, {}, {}
     for key, case in cases.items():
         try:
             program = suite.program(case, key[1])

@@ -107,13 +107,6 @@ def test_inputs_and_times_of_a_case(monkeypatch):
     assert not jnp.array_equal(b, c)
 
 
-def test_equal_programs_of_a_part_are_one():
-    functions = {name: jax.jit(lambda x, k=k: x + k) for name, k in (("a", 1), ("b", 1), ("c", 2))}
-    found, refused = suite._compiled(functions, dict.fromkeys(functions, ((jnp.ones(4),),)))
-    assert found["a"] is found["b"] is not found["c"]
-    assert refused == {}
-
-
 def test_contenders_are_sampled_in_turn_through_their_rotations():
     calls = []
 

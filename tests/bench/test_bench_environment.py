@@ -56,11 +56,3 @@ def test_compiler(monkeypatch):
     said = {"/usr/local/cuda/bin/nvcc": "release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/a"}
     monkeypatch.setattr(environment, "_answer", lambda command, *_: said.get(command, ""))
     assert environment._nvcc() == "13.0.88"
-
-
-def test_header():
-    about = {"device": "NVIDIA H200", **STATE, "jax": "0.11.2", "jaxkernels": "0.1.0"}
-    assert environment.summarise({**about, "date": "today"}) == (
-        "NVIDIA H200, SMs at 1830 MHz of 1980 MHz, 612.40 W of 700.00 W, "
-        "driver 580.159.04, JAX 0.11.2, jaxkernels 0.1.0, today"
-    )

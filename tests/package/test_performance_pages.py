@@ -11,7 +11,7 @@ import pytest
 from bench_cases import measured, run_of
 from programs import ROOT
 
-from jaxkernels.bench import linear_loss, records, sgemm, traffic
+from jaxkernels.bench import linear_loss, records, sgemm_products, traffic
 from jaxkernels.bench.__main__ import SUITES as BENCHMARKS
 from jaxkernels.bench.attention import DIRECTIONS, VARIANTS, heads_case
 from jaxkernels.bench.options import build_parser
@@ -81,7 +81,7 @@ def cases_of_rows(operation, group="rows", directions=None):
 
 
 def cases_of_products(*groups):
-    return [case for group in groups for case in sgemm.products(group, (256,), (4096,))]
+    return [case for group in groups for case in sgemm_products.of_shapes(group, (256,), (4096,))]
 
 
 CASES = {
