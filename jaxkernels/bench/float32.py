@@ -13,12 +13,10 @@ relative to its norm.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import product
-from types import ModuleType
 
 import jax
 
@@ -50,20 +48,15 @@ def _cases(options: Options) -> Iterable[Case]:
         yield {"model": model, "direction": direction, **sizes[model]}
 
 
-def _models() -> ModuleType:
-    """The module of the models; raises NotImplementedError without Flax."""
-    if importlib.util.find_spec("flax") is None:
-        raise NotImplementedError("Flax is not installed")
-    return importlib.import_module("jaxkernels.bench.float32_models")
-
-
 @lru_cache(len(NAMES))
 def _jitted(key: str, name: str) -> Function:
     """f(parameters, *inputs) -> the result, or loss and gradients; the key is `key_of` a case.
 
     The cache lets one compilation serve both the timing and the comparison of errors.
     """
-    case, models = json.loads(key), _models()
+    from jaxkernels.bench import float32_models as models
+
+    case = json.loads(key)
     parts = models.OURS if name in OURS else models.XLA
     whole = models.layer_of(case, parts).apply
     if case["direction"] == "step":
@@ -82,7 +75,8 @@ def _jitted(key: str, name: str) -> Function:
 
 def _draw(case: Case) -> list[Arguments]:
     """The parameters, and enough different inputs to exceed the cache."""
-    models = _models()
+    from jaxkernels.bench import float32_models as models
+
     first = models.inputs_of(case, 0)
     params = jax.jit(models.layer_of(case, models.XLA).init)(jax.random.key(0), first[0])
     taken = slice(None if case["direction"] == "step" else 1)

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxkernels.bench.suite import Arguments
-from jaxkernels.bench.timing import first_line, last_level_cache_bytes, rotations_for
+from jaxkernels.bench.timing import last_level_cache_bytes
 
 # The scale of a head of depth 64.
 SCALE = 0.125
 # Calls in a chain, enough to hide its dispatch.
 CHAIN_CALLS = 64
+_MAX_ROTATIONS = 16
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
@@ -29,8 +30,9 @@ def normal(
 
 
 def rotations(touched_bytes: int) -> int:
-    """The number of copies of a call's data that exceed this platform's cache."""
-    return rotations_for(touched_bytes, last_level_cache_bytes(jax.default_backend()))
+    """The number of copies of a call's data that exceed four times this platform's cache, at most 16."""
+    cache = last_level_cache_bytes(jax.default_backend())
+    return min(max(1, math.ceil(4 * cache / max(1, touched_bytes))), _MAX_ROTATIONS)
 
 
 def draw(
@@ -85,18 +87,6 @@ def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Call
         return (y, *pullback(cotangent))
 
     return result_and_gradients
-
-
-def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns a RuntimeError, which JAX raises without cuDNN, into a refusal."""
-
-    def call(*arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except RuntimeError as error:
-            raise NotImplementedError(first_line(error)) from error
-
-    return call
 
 
 def _compiled(function: Any, arguments: Arguments) -> Any:

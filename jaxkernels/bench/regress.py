@@ -75,15 +75,13 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
         return found
 
     def cases(options: Options) -> Iterable[Case]:
-        return ({"group": group, "cell": name} for name, (group, *_) in cells().items())
+        for name, (group, _, case) in cells().items():
+            # One dtype at a time bounds the memory of the inputs. Products have no dtype.
+            yield {"group": group, "cell": name, "part": f"{group} {case.get('dtype', name)}"}
 
     def program(case: Case, name: str) -> Program:
         _, suite, watched = cells()[case["cell"]]
         return replace(suite.program(watched, suite.ours), inspect={})
-
-    def together(case: Case) -> tuple[str, str]:
-        # One dtype at a time bounds the memory of the inputs. Products have no dtype.
-        return case["group"], cells()[case["cell"]][2].get("dtype", case["cell"])
 
     text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
     return Suite(
@@ -97,7 +95,6 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
         axes={"group": GROUPS},
         options={"--against": {"type": Path, "metavar": "FILE", "help": text}},
         defaults={"repeats": 9, "min_sample_ms": 10.0},
-        together=together,
     )
 
 

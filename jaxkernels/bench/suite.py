@@ -53,19 +53,17 @@ class Suite:
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
     defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults of options, by name
-    # Consecutive cases with equal keys are sampled in turn.
-    together: Callable[[Case], Hashable] = lambda case: case.get("part", key_of(case))
     ours: str = "ours"  # the contender that `regress` measures
 
     def chosen(self, options: Options) -> list[list[Case]]:
-        """The selected cases, in parts that are sampled in turn.
+        """The selected cases, in parts that are sampled in turn: those with one value of "part", or a single one.
 
         A selection along an axis keeps the cases without that field.
         """
         asked = {name: (None, *getattr(options, f"{name}s")) for name in self.axes}
         cases = self.cases(options)
         chosen = [c for c in cases if all(c.get(name) in some for name, some in asked.items())]
-        return [list(part) for _, part in groupby(chosen, self.together)]
+        return [list(part) for _, part in groupby(chosen, lambda c: c.get("part", key_of(c)))]
 
 
 def _compiled(

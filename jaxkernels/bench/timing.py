@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -27,42 +28,18 @@ import jax
 _GPU_CACHE_BYTES = 128 * 2**20
 # The default for a CPU whose cache size is unknown.
 _CPU_CACHE_BYTES = 32 * 2**20
-_MAX_ROTATIONS = 16
-# Errors by which a kernel or a device refuses a case; any other error is a bug and must surface.
-REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
+# Errors by which a kernel, a device or a missing package refuses a case; any other error must surface. RuntimeError
+# is raised by JAX, for example without cuDNN.
+REFUSALS = (ValueError, RuntimeError, ModuleNotFoundError)
 
 
 def last_level_cache_bytes(platform: str) -> int:
     """An upper bound on the last-level cache of a platform, in bytes."""
     if platform != "cpu":
         return _GPU_CACHE_BYTES
-    sizes = []
-    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = entry.read_text().strip()
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * 1024)
-    return max(sizes, default=_CPU_CACHE_BYTES)
-
-
-def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
-    """The number of copies of a call's data that exceed four times the cache, at most 16.
-
-    Example:
-        >>> rotations_for(2 << 30, 50 << 20), rotations_for(64 << 20, 32 << 20)
-        (1, 2)
-    """
-    wanted = math.ceil(4 * cache_bytes / max(1, working_set_bytes))
-    return min(max(1, wanted), _MAX_ROTATIONS)
-
-
-def calls_per_sample(seconds_per_call: float, min_sample_seconds: float) -> int:
-    """The number of calls K of a sample that lasts at least ``min_sample_seconds``.
-
-    Example:
-        >>> calls_per_sample(0.0005, 0.02)
-        40
-    """
-    return max(1, math.ceil(round(min_sample_seconds / max(seconds_per_call, 1e-7), 6)))
+    entries = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+    found = (re.match(r"(\d+)K$", entry.read_text()) for entry in entries)
+    return max((1024 * int(size[1]) for size in found if size), default=_CPU_CACHE_BYTES)
 
 
 def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], calls: int) -> float:
@@ -104,7 +81,8 @@ def measure_together(
         except REFUSALS as error:
             refused[name] = first_line(error)
             continue
-        calls[name], samples[name] = calls_per_sample(estimate, min_sample_seconds), []
+        calls[name] = max(1, math.ceil(min_sample_seconds / max(estimate, 1e-7)))
+        samples[name] = []
     for _ in range(repeats):
         for name in list(samples):
             try:
