@@ -27,23 +27,15 @@ _TOP = 62
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        title: above the panel.
-        series: by name, points (x, y). The x of bars are names of groups, other x are on a logarithmic axis.
-        labels: of the x-axis and the y-axis.
-        marks: "bars", "lines" or "dots".
-        level: a value of y that is marked by a dashed line.
-        log: whether y is on a logarithmic axis; else it begins at 0.
-    """
+    """One pair of axes."""
 
     title: str
+    # Points (x, y) by name. The x of bars are names of groups, other x are on a logarithmic axis.
     series: Mapping[str, Sequence[tuple[Any, float]]]
-    labels: tuple[str, str]
-    marks: str = "lines"
-    level: float | None = None
-    log: bool = False
+    labels: tuple[str, str]  # of the x-axis and the y-axis
+    marks: str = "lines"  # or "bars" or "dots"
+    level: float | None = None  # a value of y that is marked by a dashed line
+    log: bool = False  # whether y is on a logarithmic axis; else it begins at 0
 
 
 def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:

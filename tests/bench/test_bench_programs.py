@@ -246,11 +246,6 @@ def test_numbers_of_devices_double(monkeypatch):
     assert scaling.counts(types.SimpleNamespace(devices=[4, 4])) == [1, 4]
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-
 # A property of the operand a (96, 64) of each measured family, which normal numbers lack.
 PROMISES = {
     "softmax": lambda a: np.allclose(a.sum(1), 1) and a.min() > 0,
@@ -278,16 +273,17 @@ def test_operands_of_a_family(name):
     assert {*MEASURED} == {*PROMISES}
 
 
-def drawing_numbers(patch):
+@pytest.fixture
+def draws_numbers(monkeypatch):
     """`sgemm.draw` as on a GPU, where an operand is its number."""
     cache = timing.last_level_cache_bytes("gpu")
-    patch.setattr(programs, "last_level_cache_bytes", lambda _: cache)
-    patch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(programs, "last_level_cache_bytes", lambda _: cache)
+    monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
 
 
-def test_inputs_of_products_do_not_stay_in_the_cache(gpu, monkeypatch):
+def test_inputs_of_products_do_not_stay_in_the_cache(draws_numbers):
     """Data of twice the largest L2 lies between two uses of an input."""
-    drawing_numbers(monkeypatch)
     for case in sgemm_products.GPU_PRODUCTS:
         count = sgemm.products_per_call(case, "gpu")
         calls = sgemm.draw(case, count)
@@ -302,9 +298,8 @@ def test_inputs_of_products_do_not_stay_in_the_cache(gpu, monkeypatch):
         assert len(inputs) * sgemm_products.touched_bytes(case) >= 2 * 126 * 2**20
 
 
-def test_inputs_of_short_products_are_used_again(gpu, monkeypatch):
+def test_inputs_of_short_products_are_used_again(draws_numbers, monkeypatch):
     """A short product's time is not that of telling a GPU of other inputs."""
-    drawing_numbers(monkeypatch)
     monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
     short, long = (sgemm_products.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
     assert [len(sgemm.draw(case, 5)) for case in (short, long)] == [1, 3]

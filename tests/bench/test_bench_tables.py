@@ -14,21 +14,22 @@ DRAWN = {"group": "drawn", "dtype": "float16", "direction": "fwd", "kind": "bias
 DRAWN |= {"length": 9, "keys": 9, "heads": 4, "key_heads": 2, "depth": 8}
 
 
+def timed(case, ms, *more):
+    return measured(case, {name: s / 1e3 for name, s in ms.items()}, *more)
+
+
 def of_rows(operation, direction, cols, ms, group="rows", dtype="float32", rows=1024, **tier):
-    case = row_case(operation, direction, dtype, rows, cols, group) | tier
-    return measured(case, {name: s / 1e3 for name, s in ms.items()})
+    return timed(row_case(operation, direction, dtype, rows, cols, group) | tier, ms)
 
 
 def of_attention(group, variant, direction, shape, ms, **extra):
-    case = heads_case(group, "float32", variant, direction, shape)
-    return measured(case, {name: s / 1e3 for name, s in ms.items()}, {"ours": extra})
+    return timed(heads_case(group, "float32", variant, direction, shape), ms, {"ours": extra})
 
 
 def of_products(k, ms, rung="", transposes="NN", **refused):
     errors = {"errors": {"relF": 1e-7, "of_bound": 0.25}}
     extra = dict.fromkeys(ms, errors) | {"auto": errors | {"rung": rung}}
-    case = product("drawn", 1, 1024, 1024, k, transposes)
-    return measured(case, {name: s / 1e3 for name, s in ms.items()}, extra, refused)
+    return timed(product("drawn", 1, 1024, 1024, k, transposes), ms, extra, refused)
 
 
 # By suite and platform: cases with their milliseconds, and the tables.
