@@ -9,16 +9,13 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jaxlib
 import numpy
 
 import jaxkernels
-
-# Text by name; None if unknown.
-Environment: TypeAlias = dict[str, Any]
 
 # Fields to query from nvidia-smi, by their names in the file of a run.
 _GPU_STATE = {
@@ -77,8 +74,8 @@ def _cpu() -> str:
     return f"{name}, {len(may_use(0)) if may_use else os.cpu_count()} cores"
 
 
-def describe(command: str) -> Environment:
-    """Describes the machine and the software of a run, and the command that repeats it.
+def describe(command: str) -> dict[str, Any]:
+    """Describes the machine and the software of a run, and the command that repeats it; None: unknown.
 
     It is called at the end of a run, when clock and power are those of a busy GPU, though of no
     particular program.
@@ -101,7 +98,7 @@ def describe(command: str) -> Environment:
     }
 
 
-def summarise(environment: Environment) -> str:
+def summarise(environment: dict[str, Any]) -> str:
     """One line with the device, its clock and power, the driver, versions and the date.
 
     Example:

@@ -1,5 +1,7 @@
 """The machine as a run describes it, and values that are not known."""
 
+import importlib.metadata
+import importlib.util
 import subprocess
 
 import jax
@@ -46,6 +48,8 @@ def test_state_of_the_gpu_that_is_used(answer, monkeypatch):
 def test_a_run_says_them():
     found = environment.describe("c")
     assert {*STATE, "nvcc", "commit", "jax", "optax"} < set(found)
+    if importlib.util.find_spec("optax"):
+        assert found["optax"] == importlib.metadata.version("optax")
     if jax.default_backend() == "cpu":
         assert {found[name] for name in STATE} == {None}
         assert "SMs" not in environment.summarise(found)
