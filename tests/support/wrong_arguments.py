@@ -50,36 +50,27 @@ IMPLEMENTATIONS = (
 TIERS = (
     *IMPLEMENTATIONS,
     ({"tier": "smem"}, ValueError, "tier must be .*'warp', 'block', 'block_smem', .*'smem'"),
-    ({"tier": "auto"}, ValueError, "tier.*'auto'"),
     ({"implementation": "xla", "tier": "warp"}, ValueError, "has no tiers.*'warp'"),
 )
 ROWS = (
     *TIERS,
     ({"axis": 2}, ValueError, "axis 2.*dimension 2"),
     ({"axis": -3}, ValueError, "axis -3.*dimension 2"),
-    ({"axis": (0, 5)}, ValueError, "axis 5.*dimension 2"),
     ({"axis": (0, -2)}, ValueError, r"duplicate.*\(0, -2\)"),
     ({"axis": 0.5}, TypeError, r"0\.5"),
     ({"axis": (0, 1.0)}, TypeError, r"1\.0"),
     ({"axis": (0, "1")}, NameError, "1"),
-    ({"axes": 1}, TypeError, "axes"),
     ({"where": X}, ValueError, "boolean.*float32"),
     ({"where": SEEN[:3]}, ValueError, r"\(3, 8\).*\(4, 8\)"),
     ({"where": "mask"}, TypeError, "mask"),
     ({"x": [1.0, 2.0]}, TypeError, "list"),
-    ({"x": "text"}, TypeError, "str"),
-    ({"x": None}, TypeError, "None"),
     ({"x": X > 0}, TypeError, r"softmax: x must be numbers; got bool\. Write x\.astype\(jnp\.fl"),
     ({"x": X * 1j, "implementation": "ffi"}, NotImplementedError, "implementation=.ffi.*complex64"),
-    ({"x": FLOAT8, "implementation": "ffi"}, NotImplementedError, "=.ffi.*float8_e4m3fn"),
-    ({"x": X * 1j, "tier": "warp"}, NotImplementedError, "tier='warp'.*complex64"),
     ({"x": FLOAT8, "tier": "warp"}, NotImplementedError, "tier='warp'.*float8_e4m3fn"),
 )
 LOG_SUM_EXP = (
     *TIERS,
     ({"a": X * 1j, "implementation": "ffi"}, NotImplementedError, "ffi.*complex64"),
-    ({"a": X * 1j, "tier": "warp"}, NotImplementedError, "warp.*complex64"),
-    ({"b": X, "implementation": "ffi"}, NotImplementedError, "ffi.*factors"),
     ({"b": X, "tier": "warp"}, NotImplementedError, "warp.*factors"),
 )
 RMS_NORM = (
@@ -104,11 +95,9 @@ RMS_NORM = (
 MASKED = (
     *TIERS,
     ({"mask": SEEN.astype(np.int32)}, ValueError, "mask.*bool.*int32"),
-    ({"mask": SCORES}, ValueError, "mask.*bool.*float32"),
     ({"mask": "all"}, TypeError, "mask.*'all'"),
     ({"mask": SEEN[:3]}, ValueError, r"mask.*\(3, 8\).*\(3, 4, 8\)"),
     ({"bias": SCORES[:, :, :3]}, ValueError, r"bias.*\(3, 4, 3\).*\(3, 4, 8\)"),
-    ({"mask": SEEN, "bias": SCORES[:2]}, ValueError, r"bias.*\(2, 4, 8\).*\(3, 4, 8\)"),
     ({"bias": [1.0]}, TypeError, "bias.*list"),
     ({"bias": SCORES * 1j}, TypeError, "bias.*complex64"),
     ({"bias": SEEN}, TypeError, "bias.*bool.*mask="),
@@ -119,37 +108,28 @@ MASKED = (
     ({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)"),
     ({"scale": 1j}, TypeError, "scale.*real.*complex64"),
     ({"scale": "half"}, TypeError, "scale.*'half'"),
-    ({"window": 1.5}, TypeError, r"window.*1\.5"),
     ({"window": (1, 2, 3)}, TypeError, r"window.*\(1, 2, 3\)"),
     ({"window": (1, "2")}, TypeError, r"window.*'2'"),
-    ({"window": -1}, ValueError, r"window.*-1"),
     ({"window": (2, -3)}, ValueError, r"window.*-3"),
     ({"causal": TRIANGLE}, ValueError, r"^causal must be True .* \(3, 3\)\. .* mask=$"),
     ({"empty_rows": "nan"}, ValueError, "'zero' or 'mean'.*'nan'"),
     ({"scores": [[1.0]]}, TypeError, "scores.*list"),
     ({"scores": X[0]}, ValueError, r"scores.*\(\.\.\., q, k\).*\(8,\)"),
-    ({"scores": X[0, 0]}, ValueError, r"scores.*\(\)"),
     ({"scores": X.astype(int)}, TypeError, "scores.*float32.*int32"),
     ({"scores": X > 0}, TypeError, r"got bool\. Write scores\.astype\(jnp\.float32\)$"),
-    ({"scores": X * 1j}, TypeError, "scores.*complex64"),
     ({"scores": FLOAT8}, TypeError, "scores.*float8_e4m3fn"),
 )
 # Arguments of both losses.
 LOSSES = (
-    *IMPLEMENTATIONS,
     ({"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'"),
     ({"label_smoothing": 1.5}, ValueError, r"label_smoothing.*1\.5"),
-    ({"label_smoothing": np.float32(1.5)}, ValueError, r"label_smoothing.*1\.5"),
     ({"label_smoothing": None}, TypeError, "label_smoothing.*None"),
     ({"label_smoothing": jnp.ones(2)}, ValueError, r"label_smoothing must be a number.*\(2,\)"),
     ({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)"),
     ({"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)"),
-    ({"logit_soft_cap": jnp.float32(0)}, ValueError, "logit_soft_cap must be positive"),
     ({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive"),
     ({"temperature": jnp.arange(5.0)}, ValueError, "temperature must be positive"),
-    ({"temperature": -1.0}, ValueError, r"temperature.*-1\.0"),
     ({"temperature": np.ones(4)}, ValueError, r"temperature has shape \(4,\).*\(3, 5\)"),
-    ({"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)"),
     ({"weights": LOW}, ValueError, r"weights has shape \(5,\), .* \(3, 5\): write weights\[None\]"),
     ({"labels": LOW}, ValueError, r"labels has shape \(5,\), .* \(3, 5\): write labels\[None\]"),
     ({"labels": LABEL[:2]}, ValueError, r"labels has shape \(2, 5\)"),
@@ -161,20 +141,15 @@ CROSS_ENTROPY = (
     *TIERS,
     ({"axis": 3}, ValueError, "axis 3.*dimension 3"),
     ({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)"),
-    ({"temperature": LOW + 1.0}, ValueError, r"temperature has .*: write temperature\[None\]"),
     ({"where": jnp.ones(7)}, ValueError, "where must be .*boolean"),
     ({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\)"),
     ({"where": np.ones((5, 7), bool)}, ValueError, r"where has shape \(5, 7\).*where\[None\]"),
     ({"labels": np.ones((5, 7)) / 7}, ValueError, r"labels has shape \(5, 7\).*labels\[None\]"),
-    ({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)"),
     ({"labels": "three"}, TypeError, "labels must be an array"),
-    ({"labels": None}, TypeError, "labels"),
     ({"labels": np.array([[0, 1, 1 << 40, 1, 1]] * 3)}, ValueError, "smaller than 7"),
     ({"labels": 7}, ValueError, "smaller than 7"),
     ({"logits": LOGITS > 0}, TypeError, r"real numbers; got bool\. Write logits\.astype\(jnp\.fl"),
     ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. The order is .*"),
-    ({"logits": LOGITS * 1j}, TypeError, "logits.*complex64"),
-    ({**OF_COLUMNS, "labels": np.ones(7) / 7}, (ValueError, TypeError), r"labels.* \(7,\)"),
     ({**OF_COLUMNS, "where": SEEN[0, :7]}, ValueError, r"\(7,\).*where\[:, None\]"),
 )
 # The same of logits of shape (4, 8): what was given, and what to write instead.
@@ -192,17 +167,16 @@ LOG_PROBS = (
     *TIERS,
     ({"ids": np.zeros(4, "f")}, TypeError, r"token_log_probs: ids are float32 .*astype"),
     ({"logits": X[0], "ids": 1.0}, TypeError, r"ids\.astype\(jnp\.int32\)$"),
-    ({"ids": np.zeros(2, int)}, ValueError, r"token_log_probs: ids has shape \(2,\)"),
     ({"ids": BEYOND}, ValueError, "token_log_probs: .* smaller than 8"),
     ({"logits": X.T, "ids": X.T.astype(int), "axis": 0}, ValueError, r"write ids\.argmax\(0\)$"),
     ({"ids": np.eye(4, 8, dtype="f")}, TypeError, r"For one-hot ids write ids\.argmax\(-1\)$"),
     ({"logits": X.T, "ids": ZEROS[None], "axis": 0}, ValueError, r"\(1, 4\), .*ids\.squeeze\(0\)$"),
-    ({"logits": LOGITS, "ids": LOW}, ValueError, r"ids has shape \(5,\), .*: write ids\[None\]"),
     ({"logits": ZEROS, "ids": X}, ValueError, "come first$"),
     ({"temperature": np.zeros(4)}, ValueError, "temperature must be positive"),
 )
 BYTES = "max_bytes must be None or an integer, a number of bytes; got "
 LINEAR = (
+    *IMPLEMENTATIONS,
     *LOSSES,
     ({"w": jnp.ones((9, 7))}, ValueError, r"\(H, V\); got .* \(9, 7\)\. Write trans_w=True$"),
     ({"trans_w": True, "w": jnp.ones((7, 9))}, ValueError, r"\(V, H\) with trans_w; got"),
@@ -210,24 +184,17 @@ LINEAR = (
     ({"dtype": "int8"}, TypeError, "linear_cross_entropy: dtype must be one of .* got int8"),
     ({"x": np.float32(1)}, ValueError, r"x\.shape must be \(\.\.\., H\)"),
     ({"x": np.ones(3, "f"), "w": 1.0, "labels": 0}, ValueError, r"x\.shape must be \(\.\.\., H\)"),
-    (
-        {"x": np.ones((2, 4, 4), "f"), "w": np.eye(4, dtype="f"), "labels": np.zeros(4, int)},
-        *(ValueError, r"labels\[None\]"),
-    ),
     ({"x": LOGITS.astype(int)}, TypeError, "dtypes of float32.*got int32 and float32"),
     ({"x": "text"}, TypeError, "x must be an array or a number"),
     ({"w": LABEL, "labels": np.eye(7, dtype="f")}, TypeError, r"order is .*\(x, w, labels\)$"),
     ({"labels": np.ones((3, 5, 7))}, TypeError, r"jaxkernels\.cross_entropy"),
     ({"labels": np.zeros((3, 5), "f")}, TypeError, r"write labels\.astype\(jnp\.int32\)$"),
     ({"labels": LOGITS.astype(int)}, ValueError, r"one-hot labels write labels\.argmax\(-1\)$"),
-    ({"labels": LOGITS > 0}, TypeError, r"one-hot labels write labels\.argmax\(-1\)$"),
-    ({"weights": np.ones((3, 5, 1))}, ValueError, r"write weights\.squeeze\(-1\)$"),
     *(
         (
-            {"x": w, "w": np.ones((*rows, 7)), "labels": np.zeros(rows, int), "trans_w": trans_w},
-            *(ValueError, r"fit w, .*4, 7\), and not x, .* order is .*\(x, w, labels\)$"),
+            {"x": w, "w": np.ones((1, 4, 7)), "labels": ZEROS[None], "trans_w": trans_w},
+            *(ValueError, r"fit w, \(1, 4, 7\), and not x, .* order is .*\(x, w, labels\)$"),
         )
-        for rows in ((4,), (1, 4))
         for w, trans_w in ((np.ones((7, 9), "f"), False), (np.ones((9, 7), "f"), True))
     ),
     ({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)"),
@@ -235,9 +202,7 @@ LINEAR = (
     ({"where": np.ones(7)}, ValueError, r"where must be None or a boolean array"),
     ({"bias": LABEL[0]}, TypeError, "bias must be floating; got int"),
     ({"logits_dtype": "float64"}, ValueError, "must be None or 'float32'; got 'float64'$"),
-    ({"logits_dtype": np.ones(2, "f")}, (TypeError, ValueError), "logits_dtype"),
     ({"max_bytes": "1GB"}, TypeError, BYTES + r"'1GB'.*2\*\*30"),
-    ({"max_bytes": np.ones(2)}, TypeError, BYTES + "array"),
     ({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little"),
 )
 LINEAR_LOG_PROBS = (
@@ -252,12 +217,11 @@ NARROW = {"preferred_element_type": jnp.bfloat16}
 RUNGS = (
     *IMPLEMENTATIONS,
     ({"algorithm": "fastest"}, ValueError, "algorithm must be None or one of 'naive'"),
-    ({"algorithm": ["naive"]}, (TypeError, ValueError), "algorithm"),
     ({"implementation": "xla", "algorithm": "naive"}, ValueError, "no algorithms; got .*'naive'"),
 )
 PRODUCTS = (
     *RUNGS,
-    (NARROW, TypeError, "preferred_element_type must be None or float32"),
+    (NARROW, TypeError, r"None or float32; .* float32, and write \.astype\(jnp\.bfloat16\)"),
     ({"preferred_element_type": ["float32"]}, (TypeError, ValueError), ""),
     ({"precision": "sloppy"}, (TypeError, ValueError), "sloppy"),
     ({"precision": FLOAT64}, ValueError, r"computed in float32.*Drop .*, or .*jnp\.matmul$"),
@@ -269,22 +233,9 @@ MATMUL = (
     ({"a": X[0, 0]}, ValueError, "ndim"),
     ({"a": jnp.ones((2, 3, 4)), "b": jnp.ones((5, 4, 2))}, (TypeError, ValueError), ""),
     ({"a": [[1.0]]}, TypeError, "a must be an array"),
-    ({"a": "a"}, TypeError, "a must be an array"),
-    ({"a": None}, TypeError, "a must be an array"),
-    ({"a": 2.0}, (TypeError, ValueError), ""),
-    ({"a": np.array([[None]])}, TypeError, ""),
-    ({"a": np.array([["a"]])}, TypeError, ""),
-    ({"a": np.array([["2026-01-01"]], "M8[D]")}, TypeError, ""),
     ({"a": jax.random.split(jax.random.key(0), (8, 4))}, (TypeError, ValueError), ""),
     ({"a": HALF.T}, TypeError, r"float32; got bfloat16 and float32\. Pass preferred_elem.*xla"),
-    ({"b": HALF}, TypeError, "float32; got float32 and bfloat16"),
     ({"a": X.T.astype(int)}, TypeError, r"int32.*Write a\.astype\(jnp\.float32\), or .*xla"),
-    ({"a": X.T > 0}, TypeError, r"must be float32.*bool.*jnp\.float32"),
-    (
-        {"a": HALF.T, "b": HALF, **NARROW},
-        TypeError,
-        r"float32, and write \.astype\(jnp\.bfloat16\)",
-    ),
     ({"a": HALF.T, "other_dtypes": "xla", "algorithm": "pipelined"}, TypeError, "must be float32"),
     ({"a": HALF.T, "other_dtypes": "xla", "implementation": "ffi"}, TypeError, "must be float32"),
 )
@@ -311,20 +262,15 @@ SGEMM = (
     ({"trans_a": [1]}, (TypeError, ValueError), "trans_a"),
     ({"trans_b": "T"}, ValueError, "trans_b must be 0, 1 or 2, or a bool; got 'T'"),
     ({"b": HALF}, TypeError, r"sgemm: b must be .* got bfloat16. Write b\.astype\(jnp\.float32\)"),
-    ({"a": X.T.astype(int)}, TypeError, r"must be float32.*int32.*jnp\.float32"),
     ({"c": HALF, "beta": 1.0}, TypeError, r"must be float32.*bfloat16.*jnp\.float32"),
     ({"a": X.T * 1j}, TypeError, r"a must be float32; .* For complex products use jnp\.matmul$"),
     *(
         ({"c": jnp.ones((8, 8)), name: number}, error, f"sgemm: {name} must {text}")
         for name in ("alpha", "beta")
         for number, error, text in (
-            *(
-                (x, TypeError, "be a real number; got")
-                for x in ("2", None, [2.0], 1j, np.str_("2"))
-            ),
-            *((x, TypeError, "be a real number; got") for x in (np.complex64(1), jnp.complex64(1))),
-            *((np.ones(n), ValueError, r"have no dimensions; got shape \(") for n in (1, (4, 5))),
-            (jnp.ones((4, 1)), ValueError, r"have no dimensions; got shape \("),
+            *((x, TypeError, "be a real number; got") for x in ("2", 1j, np.str_("2"))),
+            (jnp.complex64(1), TypeError, "be a real number; got"),
+            (np.ones(1), ValueError, r"have no dimensions; got shape \("),
         )
     ),
 )
@@ -362,8 +308,6 @@ OF_JAX_NN = (
 )
 GROUPED_HEADS = (
     *OF_JAX_NN,
-    ({"mask": np.ones((2, 3, 5, 7), bool)}, ValueError, "mask.*3, 5, 7"),
-    ({"bias": np.ones((5, 6), np.float32)}, ValueError, "bias.*5, 6"),
     ({"implementation": "tpu"}, ValueError, "'ffi', 'xla', 'cudnn'.*'tpu'"),
     ({"empty_rows": "nan"}, ValueError, "'zero', 'mean'.*'nan'"),
     ({"empty_rows": "zero", "implementation": "xla"}, ValueError, "'zero'"),
