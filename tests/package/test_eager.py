@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from public_functions import FUNCTIONS, NAMES
+from transformations import TRANSFORMS
 
 import jaxkernels as jk
 import jaxkernels.optax
@@ -25,47 +27,32 @@ def array(*shape, seed=0):
 
 A, B, C = array(4, 3), array(3, 5, seed=1), array(4, 5, seed=2)
 BT = np.asarray(B.T)
-BATCHED_A, BATCHED_B = array(2, 4, 3), array(2, 3, 5, seed=1)
-TWO, SMALL = jnp.float32(2), jnp.float32(0.1)
-X, LABEL, MASK, BIAS = array(4, 5, seed=3) / 3, jnp.array([4, 0, -1, 1]), array(4, 5) > 0, array(5)
+X, LABEL, BIAS, MASK = array(4, 5, seed=3) / 3, jnp.array([4, 0, -1, 1]), array(5), array(4, 5) > 0
+TWO = jnp.float32(2)
 Q, WINDOW_MASK = array(2, 5, 2, 3) / 3, array(1, 5) > 0
-TEMPERATURES = jnp.array([1.0, 2, 3, 4])
 LENGTHS = jnp.array([2, 4], jnp.int32)
 IDS_64 = np.array([4, 0, -(1 << 32) + 1, 1])  # cut off at 32 bits the third one would be 1
+# Calls by other kinds of arguments than those of the table of functions: numbers, names, NumPy's arrays.
 ROWS = {
-    "softmax": lambda: jk.softmax(X),
     "softmax-axis": lambda: jk.softmax(X, 0),
-    "softmax-axes": lambda: jk.softmax(X, axis=(0, 1)),
-    "softmax-where": lambda: jk.softmax(X, where=MASK),
     "softmax-numpy": lambda: jk.softmax(np.asarray(X), where=np.asarray(MASK)),
-    "log_softmax": lambda: jk.log_softmax(X),
-    "logsumexp": lambda: jk.logsumexp(X, axis=-1, keepdims=True),
     "logsumexp-b": lambda: jk.logsumexp(X, b=TWO, return_sign=True),
-    "rms_norm": lambda: jk.rms_norm(X, BIAS, scale_offset=1.0),
-    "rms_norm-alone": lambda: jk.rms_norm(X, axis=0, epsilon=np.float32(1)),
-    "masked": lambda: jk.scaled_masked_softmax(X, MASK, X, scale=0.5),
+    "rms_norm-number": lambda: jk.rms_norm(X, axis=0, epsilon=np.float32(1)),
     "masked-number": lambda: jk.scaled_masked_softmax(X, bias=BIAS, scale=np.float32(2)),
-    "cross_entropy": lambda: jk.cross_entropy(X, LABEL),
     "cross_entropy-names": lambda: jk.cross_entropy(labels=LABEL, logits=X, reduction="mean"),
     "cross_entropy-number": lambda: jk.cross_entropy(X, 2, weights=2.0, reduction="sum"),
     "cross_entropy-wide": lambda: jk.cross_entropy(np.asarray(X), IDS_64),
     "cross_entropy-numbers": lambda: jk.cross_entropy(
         X, LABEL, label_smoothing=0.1, z_loss=np.float32(0.1), temperature=2, logit_soft_cap=9.0
     ),
-    "cross_entropy-arrays": lambda: jk.cross_entropy(
-        X, LABEL, label_smoothing=SMALL, z_loss=TWO, temperature=TEMPERATURES
-    ),
-    "token_log_probs": lambda: jk.token_log_probs(X, LABEL, temperature=0.7, return_entropy=True),
-    "linear_cross_entropy": lambda: jk.linear_cross_entropy(A, B, LABEL, bias=BIAS),
-    "linear_token_log_probs": lambda: jk.linear_token_log_probs(
+    "token_log_probs-numbers": lambda: jk.token_log_probs(X, LABEL, temperature=0.7),
+    "linear_token_log_probs-numbers": lambda: jk.linear_token_log_probs(
         A, B, LABEL, bias=BIAS, temperature=0.7, return_entropy=True
     ),
     "linear_cross_entropy-wide": lambda: jk.linear_cross_entropy(
         A, BT, IDS_64, trans_w=True, reduction="mean", z_loss=0.1, max_bytes=1 << 20
     ),
-    "optax": lambda: jaxkernels.optax.softmax_cross_entropy_with_integer_labels(X, LABEL),
     "optax-wide": lambda: jaxkernels.optax.softmax_cross_entropy_with_integer_labels(X, IDS_64),
-    "attention": lambda: jk.dot_product_attention(Q, Q, Q, is_causal=True),
     "attention-window": lambda: jk.dot_product_attention(
         *(Q, Q, Q), mask=WINDOW_MASK, scale=0.5, local_window_size=(1, 2), return_residual=True
     ),
@@ -74,8 +61,6 @@ ROWS = {
     ),
 }
 PRODUCTS = {
-    "matmul": lambda: jk.matmul(A, B),
-    "matmul-batched": lambda: jk.matmul(BATCHED_A, BATCHED_B),
     "matmul-vector": lambda: jk.matmul(A[0], B),
     "matmul-numpy": lambda: jk.matmul(np.asarray(A), np.asarray(B)),
     "matmul-numpy-64": lambda: jk.matmul(np.asarray(A, np.float64), np.asarray(B, np.float64)),
@@ -85,13 +70,10 @@ PRODUCTS = {
     "matmul-xla": lambda: jk.matmul(A, B, implementation="xla"),
     "matmul-precision": lambda: jk.matmul(A, B, precision="high"),
     "matmul-rung": lambda: jk.matmul(A, B, algorithm="warp_tile"),
-    "dot_general": lambda: jk.dot_general(A, B, DOT),
     "dot_general-lists": lambda: jk.dot_general(A, B, [[[1], [0]], [[], []]]),
     "dot_general-precision": lambda: jk.dot_general(A, B, DOT, ("high", "default")),
     "dot_general-precisions": lambda: jk.dot_general(A, B, DOT, ["high", "default"]),
-    "sgemm": lambda: jk.sgemm(A, B),
-    "sgemm-c": lambda: jk.sgemm(A, B, C, alpha=2.0, beta=np.float32(3)),
-    "sgemm-factors": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=TWO),
+    "sgemm-numbers": lambda: jk.sgemm(A, B, C, alpha=2.0, beta=np.float32(3)),
     "sgemm-alpha": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=1.0),
     "sgemm-beta": lambda: jk.sgemm(A, B, C, alpha=1.0, beta=TWO),
     "sgemm-no-c": lambda: jk.sgemm(A, B, alpha=TWO),
@@ -102,7 +84,11 @@ PRODUCTS = {
     "tensordot": lambda: jk.tensordot(A, B, 1),
     "tensordot-axes": lambda: jk.tensordot(A, B, ([1], [0])),
 }
-CALLS = PRODUCTS | ROWS
+TABLE = {
+    name: functools.partial(FUNCTIONS[name].ours, *map(jnp.asarray, FUNCTIONS[name].draw()))
+    for name in (*NAMES, "softmax-axes", "rms_norm-axis", "optax", "matmul-batched")
+}
+CALLS = PRODUCTS | ROWS | TABLE
 # Those that are no program: a list cannot be looked up, and 64 bits may be too many.
 NEVER = ("dot_general-precisions", *(name for name in CALLS if "wide" in name))
 
@@ -175,41 +161,24 @@ def test_numbers_are_not_part_of_the_program(refusing):
 
 
 AT_ONCE = {
-    "grad": lambda f, x: jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x))))(x),
-    "hessian": lambda f, x: jax.hessian(lambda x: jnp.sum(jnp.sin(f(x))))(x),
-    "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
-    "vmap": lambda f, x: jax.vmap(jax.vmap(f, axis_name="i"), axis_name="j")(
+    **{name: TRANSFORMS[name] for name in ("value-and-grad", "hessian", "jvp", "vmap-grad")},
+    "vmap": lambda f, x, *xs: jax.vmap(jax.vmap(lambda x: f(x, *xs), axis_name="i"), axis_name="j")(
         jnp.stack([x[None]] * 2)
     ),
-    "vmap-grad": lambda f, x: jax.vmap(jax.grad(lambda x: jnp.sum(f(x) ** 2)))(jnp.stack([x, -x])),
-}
-DIFFERENTIATED = {
-    "softmax": jk.softmax,
-    "logsumexp": lambda x: jk.logsumexp(x, -1),
-    "rms_norm": lambda x: jk.rms_norm(x, BIAS),
-    "masked": lambda x: jk.scaled_masked_softmax(x, MASK, x, scale=0.5),
-    "cross_entropy": lambda x: jk.cross_entropy(x, LABEL),
-    "cross_entropy-mean": lambda x: jk.cross_entropy(
-        x, np.array(LABEL), reduction="mean", label_smoothing=0.1
-    ),
-    "token_log_probs": lambda x: jk.token_log_probs(x, LABEL),
-    "linear_cross_entropy": lambda x: jk.linear_cross_entropy(x, x.T, 1, reduction="mean"),
-    "matmul": lambda x: jk.matmul(x, B.T),
-    "sgemm": lambda x: jk.sgemm(x, x.T, A @ A.T, alpha=TWO, beta=x[0, 0]),
-    "attention": lambda x: jk.dot_product_attention(*[x[None, :, None]] * 3),
 }
 
 
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("transform", AT_ONCE.values(), ids=AT_ONCE)
-@pytest.mark.parametrize("name", DIFFERENTIATED)
+@pytest.mark.parametrize("name", NAMES)
 def test_transformed_outside_of_jit(name, transform, refusing):
     """The program of a call is transformed, once."""
-    f = DIFFERENTIATED[name]
-    want = jax.jit(functools.partial(transform, f))(X)
-    assert_same(transform(f, X), want)
+    function = FUNCTIONS[name]
+    f, xs = function.of_moving(function.ours, [*map(jnp.asarray, function.draw())])
+    want = jax.jit(functools.partial(transform, f))(*xs)
+    assert_same(transform(f, *xs), want)
     refusing()
-    assert_same(transform(f, X), want)
+    assert_same(transform(f, *xs), want)
 
 
 TRACES = {
@@ -277,7 +246,7 @@ def test_flags_of_jax_are_part_of_the_program():
         jk.matmul(nan, nan)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [*ROWS, *TABLE])
 def test_switches_of_jax(name):
     """Strict promotion, and that nothing is sent to a device unasked; of NumPy's arrays every call asks."""
     with jax.numpy_dtype_promotion("strict"):

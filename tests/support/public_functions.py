@@ -34,7 +34,7 @@ class Function:
     """A call of a public function.
 
     Attributes:
-        ours: the call, of all operands.
+        ours: the call, of all operands, and of options that select an implementation.
         peer: the same in plain JAX; None if there is none.
         operands: kind and dimensions of each, separated by a space.
         dtypes: of the operands, for which there are kernels.
@@ -54,6 +54,11 @@ class Function:
     closed: str = ""
     is_variant: bool = False
     is_smoke: bool = False
+
+    @property
+    def has_cpu_kernel(self):
+        """Not a product: on a CPU that is XLA's own."""
+        return self.dtypes != ("float32",)
 
     @property
     def kinds(self):
@@ -101,8 +106,8 @@ class Function:
         return call, [operands[i] for i in self.moving]
 
 
-def masked(scores, mask, bias):
-    return jk.scaled_masked_softmax(scores, mask, bias, scale=0.6, causal=True)
+def masked(scores, mask, bias, **options):
+    return jk.scaled_masked_softmax(scores, mask, bias, scale=0.6, causal=True, **options)
 
 
 def plain_masked(scores, mask, bias, is_causal=True):
@@ -134,13 +139,13 @@ def plain_mean(x, label, weights, *smoothing, **scales):
     return jnp.sum(plain_losses(x, label, weights, *smoothing, **scales)[0]) / total
 
 
-def cross_entropy(x, label, weights):
-    options = {"label_smoothing": 0.1, "z_loss": 0.01, "weights": weights}
+def cross_entropy(x, label, weights, **options):
+    options |= {"label_smoothing": 0.1, "z_loss": 0.01, "weights": weights}
     return jk.cross_entropy(x, label, return_lse=True, return_entropy=True, **options)
 
 
-def capped(x, p, temperature):
-    return jk.cross_entropy(x, p, temperature=temperature, logit_soft_cap=4.0)
+def capped(x, p, temperature, **options):
+    return jk.cross_entropy(x, p, temperature=temperature, logit_soft_cap=4.0, **options)
 
 
 def plain_log_probs(x, ids, temperature, cap=None):
@@ -148,17 +153,17 @@ def plain_log_probs(x, ids, temperature, cap=None):
     return -loss, jnp.where(ids >= 0, entropy, 0)
 
 
-def linear(x, w, label, bias):
-    options = {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
+def linear(x, w, label, bias, **options):
+    options |= {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
     return jk.linear_cross_entropy(x, w, label, **options)
 
 
 def hiding(function):
     """A loss of a linear layer whose last class is hidden; w is transposed."""
 
-    def of(x, w, label, *others):
+    def of(x, w, label, *others, **options):
         shown = np.arange(len(w)) < len(w) - 1
-        return function(x, w, jnp.minimum(label, len(w) - 2), *others, where=shown)
+        return function(x, w, jnp.minimum(label, len(w) - 2), *others, where=shown, **options)
 
     return of
 
@@ -170,14 +175,14 @@ def without_last(function):
     )
 
 
-def linear_options(x, w, label, weights, e, z, temperature, where):
-    options = {"weights": weights, "label_smoothing": e, "z_loss": z, "reduction": "mean"}
-    options |= {"temperature": temperature, "trans_w": True, "where": where}
+def linear_options(x, w, label, weights, e, z, temperature, **options):
+    options |= {"weights": weights, "label_smoothing": e, "z_loss": z, "reduction": "mean"}
+    options |= {"temperature": temperature, "trans_w": True}
     return jk.linear_cross_entropy(x, w, label, **options)
 
 
-def linear_log_probs(x, w, ids, temperature, where):
-    options = {"logit_soft_cap": 4.0, "return_entropy": True, "trans_w": True, "where": where}
+def linear_log_probs(x, w, ids, temperature, **options):
+    options |= {"logit_soft_cap": 4.0, "return_entropy": True, "trans_w": True}
     return jk.linear_token_log_probs(x, w, ids, temperature=temperature, **options)
 
 
@@ -186,8 +191,8 @@ def plain_rms_norm(x, scale=1.0, axis=-1, epsilon=1e-6):
     return y * (scale if axis == -1 else scale[:, None])
 
 
-def sgemm(a, b, c, factor):
-    return jk.sgemm(a, b, c, alpha=factor, beta=factor)
+def sgemm(a, b, c, factor, **options):
+    return jk.sgemm(a, b, c, alpha=factor, beta=factor, **options)
 
 
 NUMBERS = (((0,), (1,)), ((), ()))
@@ -209,7 +214,7 @@ FUNCTIONS = {
         is_variant=True,
     ),
     "softmax-where": Function(
-        lambda x, seen: jk.softmax(x, where=seen),
+        lambda x, seen, **o: jk.softmax(x, where=seen, **o),
         lambda x, seen: jax.nn.softmax(x, where=seen),
         ("normal brc", "seen 1rc"),
         is_variant=True,
@@ -232,13 +237,13 @@ FUNCTIONS = {
         **ROWS,
     ),
     "logsumexp-factors": Function(
-        lambda x, b: jk.logsumexp(x, -1, b, return_sign=True)[0],
+        lambda x, b, **o: jk.logsumexp(x, -1, b, return_sign=True, **o)[0],
         lambda x, b: jax.nn.logsumexp(x, -1, b, return_sign=True)[0],
         ("normal brc", "positive 1r1"),
         is_variant=True,
     ),
     "logsumexp-where": Function(
-        lambda x, seen: jk.logsumexp(x, (0, 2), where=seen, keepdims=True),
+        lambda x, seen, **o: jk.logsumexp(x, (0, 2), where=seen, keepdims=True, **o),
         lambda x, seen: jax.nn.logsumexp(x, (0, 2), where=seen, keepdims=True),
         ("normal brc", "mask 1rc"),
         is_variant=True,
@@ -261,13 +266,13 @@ FUNCTIONS = {
         ("normal bhqk", "mask b1qk", "normal 1h1k"),
     ),
     "masked-open": Function(
-        lambda x, mask, bias: jk.scaled_masked_softmax(x, mask, bias, scale=0.6),
+        functools.partial(jk.scaled_masked_softmax, scale=0.6),
         lambda x, mask, bias: plain_masked(x, mask, bias, is_causal=False),
         ("normal bhqk", "mask 11qk", "normal bh1k"),
         is_variant=True,
     ),
     "masked-scale": Function(
-        lambda x, scale: jk.scaled_masked_softmax(x, scale=scale),
+        lambda x, scale, **o: jk.scaled_masked_softmax(x, scale=scale, **o),
         lambda x, scale: jax.nn.softmax(scale * x),
         ("normal qk", "positive "),
         is_variant=True,
@@ -279,16 +284,16 @@ FUNCTIONS = {
         **LOSS,
     ),
     "cross_entropy-mean": Function(
-        lambda x, label, e, z: jk.cross_entropy(
-            x, label, label_smoothing=e, z_loss=z, reduction="mean"
+        lambda x, label, e, z, **o: jk.cross_entropy(
+            x, label, label_smoothing=e, z_loss=z, reduction="mean", **o
         ),
         lambda x, label, e, z: plain_mean(x, label, 1.0, e, z),
         ("normal brc", "label br", "share ", "share "),
         **LOSS,
     ),
     "cross_entropy-options": Function(
-        lambda x, label, w, t: jk.cross_entropy(
-            x, label, axis=0, weights=w, temperature=t, logit_soft_cap=4.0, reduction="mean"
+        lambda x, label, w, t, **o: jk.cross_entropy(
+            x, label, axis=0, weights=w, temperature=t, logit_soft_cap=4.0, reduction="mean", **o
         ),
         lambda x, label, w, t: plain_mean(jnp.moveaxis(x, 0, -1), label, w, temperature=t, cap=4.0),
         ("normal cbr", "label br", "positive br", "positive 1r"),
@@ -297,7 +302,7 @@ FUNCTIONS = {
         is_smoke=True,
     ),
     "cross_entropy-scaled": Function(
-        lambda x, label: jk.cross_entropy(x, label, temperature=1.5, logit_soft_cap=4.0),
+        functools.partial(jk.cross_entropy, temperature=1.5, logit_soft_cap=4.0),
         lambda x, label: plain_losses(x, label, temperature=1.5, cap=4.0)[0],
         ("normal brc", "label br"),
         **LOSS,
@@ -320,7 +325,7 @@ FUNCTIONS = {
         is_variant=True,
     ),
     "token_log_probs": Function(
-        lambda x, ids, t: jk.token_log_probs(x, ids, temperature=t, return_entropy=True),
+        lambda x, ids, t, **o: jk.token_log_probs(x, ids, temperature=t, return_entropy=True, **o),
         plain_log_probs,
         ("normal brc", "label br", "positive 1r"),
         **LOSS,
@@ -350,9 +355,7 @@ FUNCTIONS = {
         is_variant=True,
     ),
     "linear_cross_entropy-mean": Function(
-        lambda x, w, label: jk.linear_cross_entropy(
-            x, w, label, label_smoothing=0.1, reduction="mean"
-        ),
+        functools.partial(jk.linear_cross_entropy, label_smoothing=0.1, reduction="mean"),
         lambda x, w, label: plain_mean(jnp.matmul(x, w), label, 1.0, 0.1),
         ("normal brd", "normal dc", "label br"),
         **LOSS,
@@ -376,7 +379,7 @@ FUNCTIONS = {
         jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT, is_variant=True
     ),
     "dot_general": Function(
-        lambda a, b: jk.dot_general(a, b, NUMBERS),
+        functools.partial(jk.dot_general, dimension_numbers=NUMBERS),
         lambda a, b: jax.lax.dot_general(a, b, NUMBERS),
         ("normal dn", "normal md"),
         **PRODUCT,
@@ -390,7 +393,7 @@ FUNCTIONS = {
         is_variant=True,
     ),
     "sgemm-transposed": Function(
-        lambda a, b, c: jk.sgemm(a, b, c, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True),
+        functools.partial(jk.sgemm, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True),
         lambda a, b, c: -0.5 * jnp.matmul(a.T, b.T) + 2 * c,
         ("normal dm", "normal nd", "normal mn"),
         **PRODUCT,
@@ -404,3 +407,6 @@ FUNCTIONS = {
         is_variant=True,
     ),
 }
+# Those whose tests are more than those of variants, and one of each other kind.
+MAIN = [name for name, function in FUNCTIONS.items() if not function.is_variant]
+NAMES = [*MAIN, "token_log_probs", "linear_cross_entropy", "sgemm", "attention"]

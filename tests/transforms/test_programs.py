@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from public_functions import FUNCTIONS, SIZES
+from public_functions import FUNCTIONS, MAIN, SIZES
+from transformations import pulled
 
 import jaxkernels as jk
 from jaxkernels._core import registry
 
-NAMES = [name for name, function in FUNCTIONS.items() if not function.is_variant]
 pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 
 
@@ -98,7 +98,7 @@ def test_types_alone(name):
     assert about(got) == about(want)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "linear_cross_entropy", "attention"])
+@pytest.mark.parametrize("name", [*MAIN, "linear_cross_entropy", "attention"])
 def test_export(name):
     """From any machine for every platform, with its gradient, for sizes that are left open."""
     function = FUNCTIONS[name]
@@ -112,15 +112,13 @@ def test_export(name):
         )
         exported = export(*abstract)
         reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
-    is_product = function.dtypes == ("float32",)
-    has_kernels = registry.has_cuda_module() or not is_product  # on a CPU a product is XLA's own
+    has_kernels = registry.has_cuda_module() or function.has_cpu_kernel
     assert ("@jaxkernels_" in exported.mlir_module()) == has_kernels
     assert list(reloaded.platforms) == platforms
 
     def value_and_pullback(f, operands):
         moving, xs = function.of_moving(f, operands)
-        y, pull = jax.vjp(moving, *xs)
-        return y, pull(jax.tree.map(jnp.cos, y))
+        return pulled(moving, *xs)
 
     for more in (0, 3):
         operands = function.draw(**{dim: SIZES[dim] + more for dim in letters})
@@ -159,7 +157,7 @@ def test_export_for_eight_devices(name, cpu_devices, on_a_cpu):
             np.testing.assert_allclose(a, b, rtol=4e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MAIN)
 def test_no_kernels_on_another_platform(name):
     """A program for a TPU is plain HLO."""
     function = FUNCTIONS[name]
@@ -167,53 +165,30 @@ def test_no_kernels_on_another_platform(name):
     assert "@jaxkernels_" not in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
-def loss_of(function, **options):
-    """A number of an array's losses, as a function of the array alone."""
-
-    def loss(x, **more):
-        return function(x, LABEL, label_smoothing=0.1, z_loss=0.1, **options, **more)
-
-    return loss
+OTHER_NAMES = ("softmax-where", "log_softmax-axis", "logsumexp-factors", "rms_norm-axis")
 
 
-X, LABEL = FUNCTIONS["cross_entropy"].draw()[:2]
-W = np.eye(5, dtype=np.float32) + X[0, 0]
-# Functions of an array and of an implementation, and whether a CPU has kernels for it.
-IMPLEMENTED = {
-    "softmax": (functools.partial(jk.softmax, where=X > -1), True),
-    "log_softmax": (functools.partial(jk.log_softmax, axis=1), True),
-    "logsumexp": (functools.partial(jk.logsumexp, axis=-1, b=2.0), True),
-    "rms_norm": (functools.partial(jk.rms_norm, scale=X[0, :, 0], axis=1), True),
-    "masked": (functools.partial(jk.scaled_masked_softmax, mask=X > 0, bias=X, causal=True), True),
-    "cross_entropy": (loss_of(jk.cross_entropy), True),
-    "cross_entropy-mean": (loss_of(jk.cross_entropy, reduction="mean"), True),
-    "token_log_probs": (functools.partial(jk.token_log_probs, ids=LABEL), True),
-    "linear": (loss_of(lambda x, label, **o: jk.linear_cross_entropy(x, W, label, **o)), True),
-    "matmul": (functools.partial(jk.matmul, b=W), False),
-    "dot_general": (
-        functools.partial(jk.dot_general, rhs=W, dimension_numbers=(((2,), (0,)), ((), ()))),
-        False,
-    ),
-    "sgemm": (functools.partial(jk.sgemm, b=W[None], c=X, alpha=2.0, beta=-1.0), False),
-}
-
-
-@pytest.mark.parametrize("name", IMPLEMENTED)
+@pytest.mark.parametrize("name", [*MAIN, *OTHER_NAMES, "token_log_probs", "dot_general"])
 def test_implementations(name):
     """Values and gradients of "xla" are ours, without a kernel; "ffi" is what runs where there is one."""
-    function, has_kernels = IMPLEMENTED[name]
+    function = FUNCTIONS[name]
+    operands = function.draw()
 
-    def program(x, implementation):
-        y, pull = jax.vjp(functools.partial(function, implementation=implementation), x)
-        return y, pull(jnp.cos(y))
+    def program(xs, implementation):
+        chosen = functools.partial(function.ours, implementation=implementation)
+        return pulled(function.of_moving(chosen, operands)[0], *xs)
 
+    _, xs = function.of_moving(function.ours, operands)
     xla = functools.partial(program, implementation="xla")
-    assert "@jaxkernels_" not in jax.jit(xla).lower(X).as_text()
-    want, got = jax.jit(lambda x: (xla(x), program(x, None)))(X)
+    assert "@jaxkernels_" not in jax.jit(xla).lower(xs).as_text()
+    want, got = jax.jit(lambda xs: (xla(xs), program(xs, None)))(xs)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
-    if has_kernels or jax.default_backend() == "gpu":
-        ffi = jax.jit(functools.partial(program, implementation="ffi"))
-        assert "@jaxkernels_" in ffi.lower(X).as_text()
+    ffi = jax.jit(functools.partial(program, implementation="ffi"))
+    if function.has_cpu_kernel or jax.default_backend() == "gpu":
+        assert "@jaxkernels_" in ffi.lower(xs).as_text()
         jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ffi(X), got
+            functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ffi(xs), got
         )
+    # Raised when the program is lowered, because only then the platform is known.
+    with pytest.raises(NotImplementedError, match=r"ffi.*tpu"):
+        ffi.trace(xs).lower(lowering_platforms=("tpu",))

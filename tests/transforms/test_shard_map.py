@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from public_functions import FUNCTIONS
+from public_functions import FUNCTIONS, NAMES
 
 pytestmark = pytest.mark.usefixtures("on_a_cpu", "exact_products", "small_chunks")
-NAMES = [name for name, function in FUNCTIONS.items() if not function.is_variant]
-NAMES += ["token_log_probs", "linear_cross_entropy", "sgemm", "attention"]
 DEVICES = 4
 
 
