@@ -44,22 +44,6 @@ def check(got, program):
         np.testing.assert_allclose(x, want, rtol=0, atol=program.error)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("devices", [1, 8])
-def test_compiled_from_shapes_and_shardings(name, devices, cpu_devices):
-    """The executable holds all that it needs: JAX may forget what it traced and lowered."""
-    compiled, arrays, program = compile_ahead(name, cpu_devices[:devices])
-    jax.clear_caches()
-    gc.collect()
-    got = compiled(*arrays)
-    if name == "softmax":
-        for result in got:
-            assert result.sharding.is_equivalent_to(arrays[0].sharding, 3)
-    check(got, program)
-    with pytest.raises(TypeError, match="float32"):
-        compiled(*(jnp.zeros((2, 2)) for _ in arrays))
-
-
 LOADER = """
 import pickle, sys
 import jax, numpy as np
@@ -78,12 +62,25 @@ np.savez(sys.argv[2], **results)
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_another_process_loads_an_executable(count, tmp_path, cpu_devices):
-    """It finds the kernels by the names of their targets, and asks nothing about shardings again."""
+def test_compiled_from_shapes_and_shardings(count, tmp_path, cpu_devices):
+    """The executable holds all that it needs: JAX may forget what it traced, and another process may load it.
+
+    That process finds the kernels by the names of their targets, and asks nothing about shardings again.
+    """
     programs, stored = {}, {}
     for name in CASES:
-        compiled, _, programs[name] = compile_ahead(name, cpu_devices[:count])
-        stored[name] = (serialize_executable.serialize(compiled), programs[name].operands)
+        compiled, arrays, program = compile_ahead(name, cpu_devices[:count])
+        jax.clear_caches()
+        gc.collect()
+        got = compiled(*arrays)
+        check(got, program)
+        if name == "softmax":
+            for result in got:
+                assert result.sharding.is_equivalent_to(arrays[0].sharding, 3)
+        with pytest.raises(TypeError, match="float32"):
+            compiled(*(jnp.zeros((2, 2)) for _ in arrays))
+        programs[name] = program
+        stored[name] = (serialize_executable.serialize(compiled), program.operands)
     file, results = tmp_path / "programs", tmp_path / "results.npz"
     file.write_bytes(pickle.dumps(stored))
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None}

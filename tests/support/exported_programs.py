@@ -21,15 +21,18 @@ FOLDER = Path(__file__).resolve().parent.parent / "package" / "exported"
 PLATFORMS = ("cpu", "cuda")
 
 
-def rows(x, mask, bias, labels):
+def rows(x, mask, bias, labels, **options):
     """Whole rows: every kind of operand and attribute that a row operation has."""
-    loss = lambda x: jk.cross_entropy(x, labels, reduction="mean", label_smoothing=0.1)  # noqa: E731
-    attention = lambda x: jk.scaled_masked_softmax(x, mask, bias, scale=0.5, causal=True)  # noqa: E731
+    of_loss = {"reduction": "mean", "label_smoothing": 0.1, **options}
+    loss = functools.partial(jk.cross_entropy, labels=labels, **of_loss)
+    of_scores = {"scale": 0.5, "causal": True, **options}
+    attention = functools.partial(jk.scaled_masked_softmax, mask=mask, bias=bias, **of_scores)
+    softmax = functools.partial(jk.softmax, **options)
     return {
-        "softmax": jk.softmax(x),
-        "log_softmax": jk.log_softmax(x),
-        "logsumexp": jk.logsumexp(x, axis=-1),
-        "softmax_grad": jax.vjp(jk.softmax, x)[1](bias)[0],
+        "softmax": softmax(x),
+        "log_softmax": jk.log_softmax(x, **options),
+        "logsumexp": jk.logsumexp(x, axis=-1, **options),
+        "softmax_grad": jax.vjp(softmax, x)[1](bias)[0],
         "attention": attention(x),
         "attention_grad": jax.vjp(attention, x)[1](bias)[0],
         "loss": loss(x),
@@ -40,35 +43,6 @@ def rows(x, mask, bias, labels):
 def product(a, b, c):
     """A batch of products, added to what is there."""
     return jk.sgemm(a, b, c, alpha=0.5, beta=-1.0)
-
-
-def _softmax(x):
-    terms = np.exp(x - x.max(axis=-1, keepdims=True))
-    return terms / terms.sum(axis=-1, keepdims=True)
-
-
-def _rows_in_float64(x, mask, bias, labels):
-    """The results that `rows` must give, computed by NumPy."""
-    x, bias = x.astype(np.float64), bias.astype(np.float64)
-
-    def gradient(y):
-        return y * (bias - (y * bias).sum(axis=-1, keepdims=True))
-
-    q, k = x.shape[-2:]
-    seen = mask & np.tri(q, k, k - q, dtype=bool)  # the last query sees every key
-    y = _softmax(x)
-    scores = _softmax(np.where(seen, 0.5 * x + bias, -np.inf))
-    target = 0.9 * np.eye(x.shape[-1])[labels] + 0.1 / x.shape[-1]
-    return {
-        "softmax": y,
-        "log_softmax": np.log(y),
-        "logsumexp": (x - np.log(y))[..., 0],
-        "softmax_grad": gradient(y),
-        "attention": scores,
-        "attention_grad": 0.5 * gradient(scores),
-        "loss": -(target * np.log(y)).sum(axis=-1).mean(),
-        "loss_grad": (y - target) / labels.size,
-    }
 
 
 def operands():
@@ -89,11 +63,18 @@ PROGRAMS = {
     "row_parts": functools.partial(in_parts, "log_softmax_fwd"),
     "product": product,
 }
-TRUTHS = {
-    "rows": _rows_in_float64,
-    "row_parts": lambda x: np.log(_softmax(x.astype(np.float64))),
-    "product": lambda a, b, c: 0.5 * (a.astype(np.float64) @ b) - c,
-}
+
+
+def truth(name, *operands):
+    """The results of a program in float64, by plain JAX."""
+    with jax.enable_x64(True):
+        wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in operands]
+        if name == "rows":
+            return rows(*wide, implementation="xla")
+        if name == "row_parts":
+            return jax.nn.log_softmax(*wide)
+        a, b, c = wide
+        return 0.5 * (a @ b) - c
 
 
 def main():

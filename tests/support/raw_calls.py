@@ -36,7 +36,7 @@ class Call:
     attributes: dict[str, Any]
 
 
-def operations_of(target: str) -> list[str]:
+def operations_of(target: str) -> list[Any]:
     """The row operations that a target serves."""
     found = [name for name, of in contract.OPERATIONS.items() if of.sums and len(of.results) == 1]
     if target == "jaxkernels_row_finish":  # other results follow from the statistics alone

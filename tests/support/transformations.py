@@ -102,13 +102,6 @@ def scanned(f, *xs):
     return jax.lax.scan(step, 0.0, jnp.arange(3.0))
 
 
-def while_looped(f, *xs):
-    def body(state):
-        return state[0] + 1, 0.1 * loss(f)(*(x + state[1] for x in xs))
-
-    return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, 0.0))
-
-
 def branching(f, *xs):
     def branch(limit):
         return jax.lax.cond(jnp.ravel(xs[0])[0] > limit, lambda *xs: 0.0, loss(f), *xs)
@@ -116,9 +109,9 @@ def branching(f, *xs):
     return branch(-99.0) + 2 * branch(99.0)
 
 
-def remat(f, policy=None):
+def remat(f):
     """The tanh is computed again; it keeps a temperature positive."""
-    return jax.checkpoint(lambda *xs: f(*map(jnp.tanh, xs)), policy=policy)
+    return jax.checkpoint(lambda *xs: f(*map(jnp.tanh, xs)))
 
 
 def scan_of_remat(f, *xs):
@@ -143,30 +136,19 @@ TRANSFORMS = {
     "jvp": along,
     "jvp-alone": functools.partial(alone, along),
     "linearize": linearized,
-    "jacfwd": lambda f, *xs: jax.jacfwd(some(f), numbers(xs))(*xs),
-    "jacrev": lambda f, *xs: jax.jacrev(some(f), numbers(xs))(*xs),
     "hessian": lambda f, *xs: jax.hessian(loss(f), numbers(xs))(*xs),
     "forward-over-forward": lambda f, *xs: jax.jacfwd(jax.jacfwd(some(f)), numbers(xs))(*xs),
     "reverse-over-reverse": lambda f, *xs: jax.jacrev(jax.jacrev(some(f)), numbers(xs))(*xs),
     "reverse-over-forward": lambda f, *xs: jax.jacrev(jax.jacfwd(some(f)), numbers(xs))(*xs),
     "third-order": third_order,
-    "vmap-axis-1": functools.partial(mapped, call, 1),
     "vmap-inner-axis": functools.partial(mapped, call, -2),
     "vmap-last-axis": functools.partial(mapped, call, -1),
     "vmap-grad": functools.partial(mapped, lambda f, *xs: gradient(f)(*xs), 1),
     "vmap-cotangents": mapped_cotangents,
     "vmap-cond": functools.partial(mapped, branching, 0),
-    "scan": scanned,
     "scan-grad": lambda f, *xs: gradient(functools.partial(scanned, f))(*xs),
-    "while-loop": while_looped,
     "cond-grad": lambda f, *xs: jax.grad(functools.partial(branching, f), numbers(xs))(*xs),
-    "map": lambda f, *xs: jax.lax.map(
-        lambda xs: f(*xs), [jnp.stack([x, 2 * x, x / 3]) for x in xs], batch_size=2
-    ),
     "remat-grad": lambda f, *xs: gradient(remat(f))(*xs),
-    "remat-policy-grad": lambda f, *xs: gradient(
-        remat(f, jax.checkpoint_policies.nothing_saveable)
-    )(*xs),
     "remat-jvp": lambda f, *xs: along(remat(f), *xs),
     "scan-of-remat-grad": lambda f, *xs: jax.grad(functools.partial(scan_of_remat, f), numbers(xs))(
         *xs
