@@ -4,14 +4,16 @@ Devices of different processes communicate through sockets. `distributed_worker.
 compiled HLO for collectives, and holds the parts of the results that its process has against the truth.
 """
 
+import functools
 import re
 import socket
+from concurrent import futures
 
+import distributed_worker
 import jax
 import pytest
 import sharded_programs
-from distributed_worker import run
-from programs import run_python_together
+from programs import run_python
 
 
 def test_programs_of_two_processes():
@@ -19,12 +21,11 @@ def test_programs_of_two_processes():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # The worker says how many devices it wants, and needs no GPU.
-    texts = run_python_together(
-        *(("distributed_worker.py", process, port) for process in range(2)),
-        JAX_PLATFORMS="cpu",
-        XLA_FLAGS=None,
-    )
-    for process, text in enumerate(texts):
+    run = functools.partial(run_python, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
+    with futures.ThreadPoolExecutor() as pool:
+        found = [pool.submit(run, "distributed_worker.py", process, port) for process in range(2)]
+    for process, future in enumerate(found):
+        text, _ = future.result()
         assert re.search(rf"process {process}: [1-9]\d* layouts are right, 0 failed", text), text
 
 
@@ -37,4 +38,4 @@ def test_several_gpus(name, gpu):
     program = sharded_programs.program(name)
     for mesh in sharded_programs.meshes(gpus).values():
         for specs, collectives in program.layouts:
-            run(program, mesh, specs, collectives)
+            distributed_worker.run(program, mesh, specs, collectives)

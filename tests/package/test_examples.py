@@ -1,22 +1,31 @@
 """The examples work, and what they show."""
 
 import functools
+import importlib.util
 import json
 import math
+import sys
 
 import jax
 import pytest
-from example_modules import EXAMPLES, example
-from programs import run_python
+from programs import ROOT, run_python
 
 import jaxkernels.flax
 
+EXAMPLES = ROOT / "examples"
 # Trains for minutes unless asked for its short form, which its own test runs.
 LONG = EXAMPLES / "train_char_lm.py"
 # A module that the examples import.
 SHARED = EXAMPLES / "comparison.py"
 PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, SHARED})
-ARGUMENTS = {"train_without_logits": ("--steps", 2)}  # another test trains longer
+# Other tests train longer.
+ARGUMENTS = {
+    "equinox_module": ("--length", 16),
+    "flax_transformer": ("--length", 16),
+    "gaussian_process": ("--points", 50, "--steps", 3),
+    "train_digits": ("--epochs", 20),
+    "train_without_logits": ("--steps", 2),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,6 +38,16 @@ def what_examples_import():
 def test_example_runs(path):
     stdout, _ = run_python(path, *ARGUMENTS.get(path.stem, ()))
     assert stdout
+
+
+def example(name):
+    """The example as a module; flax wants to find it among the modules that are loaded."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)  # some import one another
+        spec.loader.exec_module(module)
+    return module
 
 
 def test_digits_are_learned_by_our_kernels():
@@ -49,12 +68,8 @@ def test_a_model_is_trained_without_its_logits():
 
 
 ATTENTION = {"masked_softmax_fwd", "masked_softmax_grad"}
-BLOCK = [
-    "--length",
-    "16",
-    "--dropout",
-    "0.3",
-]  # of equal bits, for otherwise the losses would differ
+# Of equal bits, for otherwise the losses would differ.
+BLOCK = ["--length", "16", "--dropout", "0.3"]
 # An example that compares modules, its arguments, and the operations of each module.
 COMPARISONS = [
     *(
