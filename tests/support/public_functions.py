@@ -41,8 +41,6 @@ class Function:
         is_wide: whether results have the dtype of computation, which is at least float32.
         tolerance: of the largest value, between ours and peer in float32.
         closed: dimensions whose sizes an exported program has to know.
-        is_variant: whether other rows have its rules, so that it needs fewer transformations.
-        is_smoke: whether the short test has it.
     """
 
     ours: Callable
@@ -52,8 +50,6 @@ class Function:
     is_wide: bool = False
     tolerance: float = 4e-6
     closed: str = ""
-    is_variant: bool = False
-    is_smoke: bool = False
 
     @property
     def has_cpu_kernel(self):
@@ -205,31 +201,26 @@ FUNCTIONS = {
         jk.softmax,
         jax.nn.softmax,
         **ROWS,
-        is_smoke=True,
     ),
     "softmax-axes": Function(
         functools.partial(jk.softmax, axis=(0, 2)),
         functools.partial(jax.nn.softmax, axis=(0, 2)),
         **ROWS,
-        is_variant=True,
     ),
     "softmax-where": Function(
         lambda x, seen, **o: jk.softmax(x, where=seen, **o),
         lambda x, seen: jax.nn.softmax(x, where=seen),
         ("normal brc", "seen 1rc"),
-        is_variant=True,
     ),
     "log_softmax": Function(
         jk.log_softmax,
         jax.nn.log_softmax,
         **ROWS,
-        is_smoke=True,
     ),
     "log_softmax-axis": Function(
         functools.partial(jk.log_softmax, axis=1),
         functools.partial(jax.nn.log_softmax, axis=1),
         **ROWS,
-        is_variant=True,
     ),
     "logsumexp": Function(
         functools.partial(jk.logsumexp, axis=-1),
@@ -240,25 +231,22 @@ FUNCTIONS = {
         lambda x, b, **o: jk.logsumexp(x, -1, b, return_sign=True, **o)[0],
         lambda x, b: jax.nn.logsumexp(x, -1, b, return_sign=True)[0],
         ("normal brc", "positive 1r1"),
-        is_variant=True,
     ),
     "logsumexp-where": Function(
         lambda x, seen, **o: jk.logsumexp(x, (0, 2), where=seen, keepdims=True, **o),
         lambda x, seen: jax.nn.logsumexp(x, (0, 2), where=seen, keepdims=True),
         ("normal brc", "mask 1rc"),
-        is_variant=True,
     ),
     "rms_norm": Function(
         jk.rms_norm,
         plain_rms_norm,
         ("normal brc", "normal c"),
     ),
-    "rms_norm-alone": Function(jk.rms_norm, plain_rms_norm, **ROWS, is_variant=True),
+    "rms_norm-alone": Function(jk.rms_norm, plain_rms_norm, **ROWS),
     "rms_norm-axis": Function(
         functools.partial(jk.rms_norm, axis=1, epsilon=0.5, scale_offset=1.0),
         lambda x, scale: plain_rms_norm(x, 1 + scale, 1, 0.5),
         ("normal brc", "normal r"),
-        is_variant=True,
     ),
     "masked": Function(
         masked,
@@ -269,13 +257,11 @@ FUNCTIONS = {
         functools.partial(jk.scaled_masked_softmax, scale=0.6),
         lambda x, mask, bias: plain_masked(x, mask, bias, is_causal=False),
         ("normal bhqk", "mask 11qk", "normal bh1k"),
-        is_variant=True,
     ),
     "masked-scale": Function(
         lambda x, scale, **o: jk.scaled_masked_softmax(x, scale=scale, **o),
         lambda x, scale: jax.nn.softmax(scale * x),
         ("normal qk", "positive "),
-        is_variant=True,
     ),
     "cross_entropy": Function(
         cross_entropy,
@@ -298,45 +284,36 @@ FUNCTIONS = {
         lambda x, label, w, t: plain_mean(jnp.moveaxis(x, 0, -1), label, w, temperature=t, cap=4.0),
         ("normal cbr", "label br", "positive br", "positive 1r"),
         **LOSS,
-        is_variant=True,
-        is_smoke=True,
     ),
     "cross_entropy-scaled": Function(
         functools.partial(jk.cross_entropy, temperature=1.5, logit_soft_cap=4.0),
         lambda x, label: plain_losses(x, label, temperature=1.5, cap=4.0)[0],
         ("normal brc", "label br"),
         **LOSS,
-        is_variant=True,
-        is_smoke=True,
     ),
     "cross_entropy-none": Function(
         jk.cross_entropy,
         lambda x, label: plain_losses(x, label)[0],
         ("normal brc", "label br"),
         **LOSS,
-        is_variant=True,
-        is_smoke=True,
     ),
     "probabilities": Function(
         capped,
         lambda x, p, temperature: plain_losses(x, p, temperature=temperature, cap=4.0)[0],
         ("normal brc", "positive brc", "positive 1r"),
         **LOSS,
-        is_variant=True,
     ),
     "token_log_probs": Function(
         lambda x, ids, t, **o: jk.token_log_probs(x, ids, temperature=t, return_entropy=True, **o),
         plain_log_probs,
         ("normal brc", "label br", "positive 1r"),
         **LOSS,
-        is_variant=True,
     ),
     "optax": Function(
         jaxkernels.optax.softmax_cross_entropy_with_integer_labels,
         optax.softmax_cross_entropy_with_integer_labels,
         ("normal brc", "label br"),
         tolerance=1e-5,
-        is_variant=True,
     ),
     "linear_cross_entropy": Function(
         linear,
@@ -344,7 +321,6 @@ FUNCTIONS = {
         ("normal brd", "normal dc", "label br", "normal c"),
         **LOSS,
         closed="dc",
-        is_variant=True,
     ),
     "linear_token_log_probs": Function(
         hiding(linear_log_probs),
@@ -352,7 +328,6 @@ FUNCTIONS = {
         ("normal brd", "normal cd", "label br", "positive 1r"),
         **LOSS,
         closed="dc",
-        is_variant=True,
     ),
     "linear_cross_entropy-mean": Function(
         functools.partial(jk.linear_cross_entropy, label_smoothing=0.1, reduction="mean"),
@@ -367,7 +342,6 @@ FUNCTIONS = {
         ("normal brd", "normal cd", "label br", "positive br", "share ", "share ", "positive 1r"),
         **LOSS,
         closed="dc",
-        is_variant=True,
     ),
     "matmul": Function(
         jk.matmul,
@@ -375,22 +349,18 @@ FUNCTIONS = {
         ("normal md", "normal dn"),
         **PRODUCT,
     ),
-    "matmul-batched": Function(
-        jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT, is_variant=True
-    ),
+    "matmul-batched": Function(jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT),
     "dot_general": Function(
         functools.partial(jk.dot_general, dimension_numbers=NUMBERS),
         lambda a, b: jax.lax.dot_general(a, b, NUMBERS),
         ("normal dn", "normal md"),
         **PRODUCT,
-        is_variant=True,
     ),
     "sgemm": Function(
         sgemm,
         lambda a, b, c, factor: factor * (jnp.matmul(a, b) + c),
         ("normal md", "normal dn", "normal mn", "normal "),
         **PRODUCT,
-        is_variant=True,
     ),
     "sgemm-transposed": Function(
         functools.partial(jk.sgemm, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True),
@@ -404,9 +374,11 @@ FUNCTIONS = {
         ("normal bqhd", "normal bkhd", "normal bkhd", "normal 1hqk"),
         tolerance=1e-5,
         closed="hd",
-        is_variant=True,
     ),
 }
-# Those whose tests are more than those of variants, and one of each other kind.
-MAIN = [name for name, function in FUNCTIONS.items() if not function.is_variant]
-NAMES = [*MAIN, "token_log_probs", "linear_cross_entropy", "sgemm", "attention"]
+# The others have the rules of these, so that they need fewer transformations.
+MAIN = (
+    *("softmax", "log_softmax", "logsumexp", "rms_norm", "masked", "cross_entropy"),
+    *("cross_entropy-mean", "linear_cross_entropy-mean", "matmul", "sgemm-transposed"),
+)
+NAMES = (*MAIN, "token_log_probs", "linear_cross_entropy", "sgemm", "attention")

@@ -7,19 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from public_functions import FUNCTIONS
+from public_functions import FUNCTIONS, MAIN
 from transformations import TRANSFORMS, loss, orders
 
 pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 
 
-# Variants run these on a CPU, where compiling is what costs. test_mapped_transforms.py maps every subset
-# of operands along the first axis, and has second derivatives.
+# Functions that are not in MAIN run these on a CPU, where compiling is what costs. test_mapped_transforms.py maps
+# every subset of operands along the first axis, and has second derivatives.
 FEW = ("call", "value-and-grad", "jvp", "vmap-last-axis", "vmap-grad")
+# The short test has these.
+SMOKE = (
+    *("softmax", "log_softmax"),
+    *("cross_entropy-options", "cross_entropy-scaled", "cross_entropy-none"),
+)
 
 
-def transforms_of(function):
-    if function.is_variant and jax.default_backend() == "cpu":
+def transforms_of(name):
+    if name not in MAIN and jax.default_backend() == "cpu":
         return {name: TRANSFORMS[name] for name in FEW}
     return TRANSFORMS
 
@@ -33,7 +38,7 @@ def results(name):
         found = []
         for f in (function.ours, function.peer):
             moving, xs = function.of_moving(f, operands)
-            some = transforms_of(function)
+            some = transforms_of(name)
             found.append({name: of(moving, *xs) for name, of in some.items()})
         return found
 
@@ -50,11 +55,11 @@ def assert_same(got, want, tolerance):
 
 
 def cases():
-    for name, function in FUNCTIONS.items():
+    for name in FUNCTIONS:
         marks = [pytest.mark.xdist_group(f"transforms of {name}")]  # they share a program
-        if function.is_smoke:
+        if name in SMOKE:
             marks.append(pytest.mark.smoke)
-        for transform in transforms_of(function):
+        for transform in transforms_of(name):
             yield pytest.param(name, transform, marks=marks)
 
 
@@ -69,9 +74,9 @@ def test_transform(name, transform):
     ("name", "dtype"),
     [
         (name, dtype)
-        for name, function in FUNCTIONS.items()
-        for dtype in function.dtypes[1:]
-        if not (function.is_variant or function.closed)  # logits of a layer are rounded
+        for name in MAIN
+        for dtype in FUNCTIONS[name].dtypes[1:]
+        if not FUNCTIONS[name].closed  # logits of a layer are rounded
     ],
 )
 def test_other_dtypes(name, dtype):
@@ -97,7 +102,7 @@ def test_other_dtypes(name, dtype):
 @pytest.mark.parametrize(
     "name",
     [
-        *(name for name, f in FUNCTIONS.items() if "float64" in f.dtypes and not f.is_variant),
+        *(name for name in MAIN if "float64" in FUNCTIONS[name].dtypes),
         "masked-scale",
     ],
 )
