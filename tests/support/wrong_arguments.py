@@ -392,16 +392,8 @@ PLAN_LINEAR = (
 LAYER = {"x": LOGITS, "w": np.eye(7, dtype="f"), "labels": LABEL}
 WIDE_LAYER = {"x": np.eye(4), "w": np.eye(4), "labels": ZEROS}
 IN_64 = {"x64": True}
-NARROWED = (
-    {"logits_dtype": "float32"},
-    ValueError,
-    "narrower than x, float64. Drop logits_dtype=$",
-)
-WIDE_A = (
-    {"a": np.ones((2, 2))},
-    TypeError,
-    r"Write a\.astype\(jnp\.float32\) and b\.astype\(jnp\.",
-)
+NARROWED = ({"logits_dtype": "float32"}, ValueError, "than x, float64. Drop logits_dtype=$")
+WIDE_A = ({"a": np.ones((2, 2))}, TypeError, r"a\.astype\(jnp\.float32\) and b\.astype\(jnp\.")
 WIDE_B = ({"b": np.ones((8, 2))}, TypeError, r"float64. Write b\.astype\(.*, or use jnp\.matmul$")
 PLAN_ATTENTION = (
     ({"query_shape": 4}, TypeError, "query_shape must be a sequence of integers; got 4"),
