@@ -5,7 +5,7 @@ Owns: the public functions. Must not know: how its operands are checked, or how 
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,51 +17,43 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels.typing import Dtype, Implementation, LogitsDtype, Reduction
 
+_Flag = TypeVar("_Flag", bound=bool)  # the type of the arguments that add results
 
-class _Options(TypedDict, total=False):
-    """Arguments of `linear_token_log_probs` that overloads share."""
+
+class _Options(TypedDict, Generic[_Flag], total=False):
+    """Arguments by name of `linear_token_log_probs`, for its overloads."""
 
     bias: ArrayLike | None
     trans_w: bool
     where: ArrayLike | None
     logit_soft_cap: ArrayLike | None
     temperature: ArrayLike
+    return_entropy: _Flag
     dtype: Dtype | None
     logits_dtype: LogitsDtype | None
     max_bytes: int | None
     implementation: Implementation | None
 
 
-class _LossOptions(_Options, total=False):
-    """Arguments of `linear_cross_entropy` that overloads share."""
+class _LossOptions(_Options[_Flag], total=False):
+    """Arguments by name of `linear_cross_entropy`, for its overloads."""
 
     weights: ArrayLike | None
     label_smoothing: ArrayLike
     z_loss: ArrayLike
     reduction: Reduction
+    return_lse: _Flag
 
 
 @overload
 def linear_cross_entropy(
-    x: ArrayLike,
-    w: ArrayLike,
-    labels: ArrayLike,
-    *,
-    return_lse: Literal[False] = ...,
-    return_entropy: Literal[False] = ...,
-    **options: Unpack[_LossOptions],
+    x: ArrayLike, w: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[Literal[False]]]
 ) -> jax.Array: ...
 
 
 @overload
 def linear_cross_entropy(
-    x: ArrayLike,
-    w: ArrayLike,
-    labels: ArrayLike,
-    *,
-    return_lse: bool = ...,
-    return_entropy: bool = ...,
-    **options: Unpack[_LossOptions],
+    x: ArrayLike, w: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
@@ -206,29 +198,19 @@ def linear_cross_entropy(
 
 @overload
 def linear_token_log_probs(
-    x: ArrayLike,
-    w: ArrayLike,
-    ids: ArrayLike,
-    *,
-    return_entropy: Literal[False] = ...,
-    **options: Unpack[_Options],
+    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
 ) -> jax.Array: ...
 
 
 @overload
 def linear_token_log_probs(
-    x: ArrayLike,
-    w: ArrayLike,
-    ids: ArrayLike,
-    *,
-    return_entropy: Literal[True],
-    **options: Unpack[_Options],
+    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
 @overload
 def linear_token_log_probs(
-    x: ArrayLike, w: ArrayLike, ids: ArrayLike, *, return_entropy: bool, **options: Unpack[_Options]
+    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 

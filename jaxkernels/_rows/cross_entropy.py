@@ -9,7 +9,7 @@ gradient is known up to a factor, and the kernel writes both in one read.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,46 +21,40 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels.typing import Implementation, Reduction, Tier
 
+_Flag = TypeVar("_Flag", bound=bool)  # the type of the arguments that add results
 
-class _Options(TypedDict, total=False):
-    """Arguments of `token_log_probs` that overloads share."""
+
+class _Options(TypedDict, Generic[_Flag], total=False):
+    """Arguments by name of `token_log_probs`, for its overloads."""
 
     axis: int
     where: ArrayLike | None
     logit_soft_cap: ArrayLike | None
     temperature: ArrayLike
+    return_entropy: _Flag
     tier: Tier | None
     implementation: Implementation | None
 
 
-class _LossOptions(_Options, total=False):
-    """Arguments of `cross_entropy` that overloads share."""
+class _LossOptions(_Options[_Flag], total=False):
+    """Arguments by name of `cross_entropy`, for its overloads."""
 
     weights: ArrayLike | None
     label_smoothing: ArrayLike
     z_loss: ArrayLike
     reduction: Reduction
+    return_lse: _Flag
 
 
 @overload
 def cross_entropy(
-    logits: ArrayLike,
-    labels: ArrayLike,
-    *,
-    return_lse: Literal[False] = ...,
-    return_entropy: Literal[False] = ...,
-    **options: Unpack[_LossOptions],
+    logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[Literal[False]]]
 ) -> jax.Array: ...
 
 
 @overload
 def cross_entropy(
-    logits: ArrayLike,
-    labels: ArrayLike,
-    *,
-    return_lse: bool = ...,
-    return_entropy: bool = ...,
-    **options: Unpack[_LossOptions],
+    logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
@@ -237,23 +231,19 @@ def _of_probabilities(
 
 @overload
 def token_log_probs(
-    logits: ArrayLike,
-    ids: ArrayLike,
-    *,
-    return_entropy: Literal[False] = ...,
-    **options: Unpack[_Options],
+    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
 ) -> jax.Array: ...
 
 
 @overload
 def token_log_probs(
-    logits: ArrayLike, ids: ArrayLike, *, return_entropy: Literal[True], **options: Unpack[_Options]
+    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
 @overload
 def token_log_probs(
-    logits: ArrayLike, ids: ArrayLike, *, return_entropy: bool, **options: Unpack[_Options]
+    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
