@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 __path__ = _extend_path(__path__, __name__)
 
 from jaxkernels import checkpoint_policies
+from jaxkernels import optax as optax
 from jaxkernels._attention.attention import dot_product_attention
 from jaxkernels._attention.plan import AttentionPlan, plan_attention
 from jaxkernels._core import registry as _registry
@@ -46,7 +47,6 @@ from jaxkernels._sgemm.sgemm import sgemm
 
 if _TYPE_CHECKING:
     from jaxkernels import flax as flax
-    from jaxkernels import optax as optax
 
 __version__ = _registry.VERSION
 
@@ -85,8 +85,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports `jaxkernels.flax` and `jaxkernels.optax` when they are first used."""
-    if name in ("flax", "optax"):
+    """Imports `jaxkernels.flax` when it is first used."""
+    if name == "flax":
         return _import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

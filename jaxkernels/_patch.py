@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxkernels._rows import logsumexp, optax_losses, softmax
+from jaxkernels import optax
+from jaxkernels._rows import logsumexp, softmax
 
 
 class _Patch:
@@ -79,14 +80,7 @@ _OPTAX = _Patch(
     "optax.losses",
     "optax.losses._classification",
     imported="optax",
-    replacements={
-        function.__name__: function
-        for function in (
-            optax_losses.softmax_cross_entropy_with_integer_labels,
-            optax_losses.softmax_cross_entropy,
-            optax_losses.safe_softmax_cross_entropy,
-        )
-    },
+    replacements={name: getattr(optax, name) for name in optax.__all__},
 )
 
 

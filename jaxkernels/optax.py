@@ -4,7 +4,8 @@
 the arguments, shapes and dtypes of optax's functions, and `jaxkernels.patch_optax` replaces those.
 `jaxkernels.cross_entropy` has more options: reductions, weights, smoothing, ignored rows.
 
-optax itself is not needed.
+Owns: the differences between optax's semantics and ours. Must not know: kernels. optax itself is not
+needed.
 
 Example:
     >>> import jax.numpy as jnp
@@ -15,14 +16,172 @@ Example:
     [0.6931472 0.       ]
 """
 
-from jaxkernels._rows.optax_losses import safe_softmax_cross_entropy as safe_softmax_cross_entropy
-from jaxkernels._rows.optax_losses import softmax_cross_entropy as softmax_cross_entropy
-from jaxkernels._rows.optax_losses import (
-    softmax_cross_entropy_with_integer_labels as softmax_cross_entropy_with_integer_labels,
-)
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels._core import eager, validate
+from jaxkernels._rows import cross_entropy, last_axis, loss_arguments
 
 __all__ = [
     "safe_softmax_cross_entropy",
     "softmax_cross_entropy",
     "softmax_cross_entropy_with_integer_labels",
 ]
+
+_Axis = int | tuple[int, ...] | None
+
+
+@eager.jit_when_eager(
+    *("logits", "labels", "where"),
+    check=lambda logits, labels, *args, **kwargs: loss_arguments.fit_32_bits(labels),
+)
+def softmax_cross_entropy_with_integer_labels(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    axis: int | tuple[int, ...] = -1,
+    where: ArrayLike | None = None,
+) -> jax.Array:
+    """As `optax.softmax_cross_entropy_with_integer_labels`: log sum_j exp(x_j) - x_label.
+
+    Args:
+        logits: floating array of shape (..., V), or with the classes along `axis`.
+        labels: integers of the shape of logits without `axis`; a negative one counts from the last
+            class.
+        axis: the axis of the classes, or several; a label is then an index into their product.
+        where: mask of bool, of the shape of logits or of the loss, that selects the classes of the sum. A
+            fully masked row has the loss 0. The label always counts, whatever its mask.
+
+    Returns:
+        Array of the shape of logits without `axis`, of the dtype of logits.
+
+    Raises:
+        TypeError: logits are not floating, or labels are not integers.
+        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+
+    Notes:
+        A label that is out of range gives NaN. Values are computed in float32 or wider and rounded once.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+    """
+    name = "softmax_cross_entropy_with_integer_labels"
+    x = _floating(name, logits)
+    ids = loss_arguments.as_labels(name, "labels", labels)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(
+            f"{name}: labels must be integers; got {ids.dtype}. For probabilities use softmax_cross_entropy"
+        )
+    rows, mask = _merged(name, x, axis, where)
+    loss_arguments.check_fits(name, "labels", ids, "logits without axis have", rows.shape[:-1])
+    classes = rows.shape[-1]
+    if ids.dtype.itemsize < 4:  # wide enough for the number of classes
+        ids = ids.astype(jnp.int32)
+    ids = jnp.where(ids < 0, ids + classes, ids)
+    is_class = (ids >= 0) & (ids < classes)
+    if mask is None:
+        # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
+        loss = cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
+        return (loss * jnp.where(is_class, 1, jnp.nan).astype(loss.dtype)).astype(x.dtype)
+    ids = jnp.where(is_class, ids, classes)
+    # The label's logit counts even if it is masked. A fully masked row has the loss 0.
+    no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
+    _, lse, *_ = cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
+    is_seen = jnp.any(mask, axis=-1)
+    at_label = jnp.take_along_axis(rows, jnp.expand_dims(ids, -1), axis=-1)
+    loss = jnp.where(is_seen, lse, 0) - jnp.squeeze(at_label, -1).astype(lse.dtype)
+    return jnp.where(is_seen, loss, 0).astype(x.dtype)
+
+
+@eager.jit_when_eager("logits", "labels", "where")
+def softmax_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, axis: _Axis = -1, where: ArrayLike | None = None
+) -> jax.Array:
+    """As `optax.softmax_cross_entropy`: - sum_j p_j log softmax(x)_j.
+
+    Args:
+        logits: floating array of shape (..., V), or with the classes along `axis`.
+        labels: a probability for each class, of the shape of logits or broadcasting against it as in NumPy.
+        axis: the axis of the classes, or several; None means all.
+        where: mask of bool, of the shape of logits or of the loss, that selects the classes of both sums.
+
+    Returns:
+        Array of the shape of logits without `axis`, of the dtype of logits and labels together.
+
+    Raises:
+        TypeError: logits are not floating.
+        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+
+    Notes:
+        A label of 0 contributes 0. optax returns NaN for a label of 0 with the logit -inf, except in
+        `safe_softmax_cross_entropy`.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+    """
+    name = "softmax_cross_entropy"
+    x = _floating(name, logits)
+    given = validate.as_array(name, "labels", labels)
+    whole = (1,) * (x.ndim - given.ndim) + given.shape
+    if jnp.issubdtype(given.dtype, jnp.integer) and not validate.fits(whole, x.shape):
+        raise TypeError(
+            f"{name}: labels must be probabilities of shape {x.shape}; got {given.dtype} of shape "
+            f"{given.shape}. For classes use softmax_cross_entropy_with_integer_labels"
+        )
+    dtype = validate.promoted_dtype(x, given)
+    rows, mask = _merged(name, x, axis, where)
+    probabilities, _ = _merged(name, jnp.broadcast_to(given, x.shape), axis, None)
+    probabilities = probabilities.astype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+    if mask is not None:
+        is_seen = jnp.any(mask, axis=-1, keepdims=True)
+        # A fully masked row has the loss 0. Its mask is dropped, so that the kernel computes no NaN.
+        probabilities = jnp.where(mask, probabilities, 0)
+        mask = mask | ~is_seen
+    return cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
+
+
+@eager.jit_when_eager("logits", "labels")
+def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Array:
+    """As `optax.safe_softmax_cross_entropy`: `softmax_cross_entropy` where 0 log 0 = 0.
+
+    Args:
+        logits: floating array of shape (..., V).
+        labels: a probability for each class, of a shape that broadcasts against that of logits.
+
+    Returns:
+        Array of the shape of logits without its last dimension, of the dtype of both together.
+
+    Raises:
+        TypeError: logits are not floating.
+        ValueError: labels do not broadcast against logits.
+
+    Notes:
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+    """
+    return softmax_cross_entropy(logits, labels)
+
+
+def _floating(name: str, logits: Any) -> jax.Array:
+    x = validate.as_array(name, "logits", logits)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name}: logits must be floating numbers; got {x.dtype}")
+    return x
+
+
+def _merged(name: str, x: jax.Array, axis: _Axis, where: Any) -> tuple[jax.Array, jax.Array | None]:
+    """The array and the mask, with the axes of the classes merged into the last one."""
+    axes = validate.canonical_axes(axis, x.ndim, x.ndim)
+    order = axes if axis is None or isinstance(axis, int) else tuple(a % x.ndim for a in axis)
+
+    def merged(array: jax.Array) -> jax.Array:
+        kept = tuple(d for d in range(x.ndim) if d not in axes)
+        return last_axis.merged(jnp.transpose(array, kept + order), len(axes))
+
+    if where is None:
+        return merged(x), None
+    mask = validate.as_mask(name, "where", where)
+    if mask.ndim != x.ndim:
+        rows = tuple(size for dim, size in enumerate(x.shape) if dim not in axes)
+        loss_arguments.check_fits(name, "where", mask, "logits without axis have", rows)
+        mask = jnp.expand_dims(mask, axes)
+    return merged(x), merged(jnp.broadcast_to(mask, x.shape))
