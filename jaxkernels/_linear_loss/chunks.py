@@ -37,8 +37,8 @@ from jax import lax
 from jaxkernels._rows import calls
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows.contract import RowKernel
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options as ProductOptions
 from jaxkernels._sgemm.options import matrix_dims

@@ -34,22 +34,30 @@ def partitioned(
 
     `uses_kernels` says that row kernels run, instead of plain JAX.
     """
-    at = call.names.index
-    rank = len(shapes[at("x")]) - 1
+    rank = len(shapes[call.names.index("x")]) - 1
     operand_dims = [_dims(call, name, rank) for name in call.names]
     result_dims = [_dims(call, name, rank) for name in call.wanted]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the results if it wants another sharding
-        axes = _axes(call, operands, operand_dims, mesh.shape, uses_kernels)
-        results = partitioned_calls.named_shardings(mesh, result_dims, axes)
-        given = partitioned_calls.named_shardings(mesh, operand_dims, axes)
+        # The mesh axes over which rows and classes are sharded; rows take precedence for a shared axis.
+        axes: dict[str, tuple[str, ...]] = {}
+        in_parts = uses_kernels and call.operation != "jvp"
+        for at in map(call.names.index, ("x", "w") if in_parts else ("x",)):
+            taken = {axis for found in axes.values() for axis in found}
+            of_dims = partitioned_calls.mesh_axes(operands[at])
+            for dim, size, of_dim in zip(operand_dims[at], shapes[at], of_dims, strict=True):
+                own = tuple(axis for axis in of_dim if axis not in taken)
+                if dim != _FEATURES and size % math.prod(mesh.shape[axis] for axis in own) == 0:
+                    axes[dim] = own
 
         def lowered(*parts: jax.Array) -> list[jax.Array]:
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == jnp.float64):
                 return _reduced(call, parts, axes, platform, uses_kernels)
 
+        results = partitioned_calls.named_shardings(mesh, result_dims, axes)
+        given = partitioned_calls.named_shardings(mesh, operand_dims, axes)
         return mesh, lowered, results, tuple(given)
 
     rows = RowCalls("primitive" if uses_kernels else "plain")
@@ -71,29 +79,6 @@ def _dims(call: Call, name: str, rank: int) -> list[str]:
     if of in ("bias", "where"):
         return [_CLASSES]
     return [*rows, _FEATURES if of == "x" else f"numbers_of_{of}"]
-
-
-def _axes(
-    call: Call,
-    operands: Sequence[Any],
-    dims: Sequence[Sequence[str]],
-    sizes: Any,
-    uses_kernels: bool,
-) -> dict[str, tuple[str, ...]]:
-    """The mesh axes over which rows and classes are sharded; rows take precedence for a shared axis."""
-    found: dict[str, tuple[str, ...]] = {}
-    taken: set[str] = set()
-    in_parts = uses_kernels and call.operation != "jvp"
-    for name in ("x", "w") if in_parts else ("x",):
-        operand = operands[call.names.index(name)]
-        of_dims, axes = dims[call.names.index(name)], partitioned_calls.mesh_axes(operand)
-        for dim, size, of_dim in zip(of_dims, operand.shape, axes, strict=True):
-            wanted = tuple(axis for axis in of_dim if axis not in taken)
-            if dim == _FEATURES or size % math.prod(sizes[axis] for axis in wanted):
-                continue
-            found[dim] = wanted
-            taken |= set(wanted)
-    return found
 
 
 def local(call: Call, rows: RowCalls, platform: str, *operands: jax.Array) -> list[jax.Array]:

@@ -53,17 +53,13 @@ def loss(given: Arrays, options: Options) -> jax.Array:
 def _bind(
     operation: str, given: Arrays, wanted: Sequence[str], options: Options, members: int = 0
 ) -> list[jax.Array]:
+    """Binds a primitive to operands that vary over the same mesh axes; per-row ones are sharded like x."""
     call = Call(operation, tuple(given), tuple(wanted), options, members)
-    return _PRIMITIVES[operation].bind(*_equalized(given), call=call)
-
-
-def _equalized(given: Arrays) -> list[jax.Array]:
-    """Makes all operands vary over the same mesh axes, and shards per-row operands like x."""
     equal = dict(zip(given, sharding.equalize_varying(list(given.values())), strict=True))
     of_rows = ["x", *(name for name in given if name not in SHARED and name != "x")]
     rows = sharding.equalize([equal[name] for name in of_rows], [name != "x" for name in of_rows])
     equal |= dict(zip(of_rows, rows, strict=True))
-    return list(equal.values())
+    return _PRIMITIVES[operation].bind(*equal.values(), call=call)
 
 
 def _abstract_eval(*avals: Any, call: Call) -> list[Any]:

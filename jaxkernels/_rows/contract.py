@@ -1,15 +1,22 @@
-"""Contracts of the row operations: the roles of operands and results, and the reductions over a row.
+"""Contracts of the row operations (the roles of operands and results, the reductions), and row kernels.
 
-Owns: the records read from `ffi/rows/operations.h`. Must not know: what operations compute.
+A row kernel reduces over the last axis of its operands; all other dimensions are rows.
+
+Owns: the records read from `ffi/rows/operations.h`, and that of a kernel. Must not know: JAX's
+transformations, what operations compute.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from jax.extend.core import Primitive
 
+from jaxkernels._core import sharding
 from jaxkernels._core.registry import cpu_module
 from jaxkernels.typing import Operation
 
@@ -32,16 +39,6 @@ class Operand(NamedTuple):
     def is_of_row(self) -> bool:
         """Whether it has numbers of each row in place of the elements."""
         return self.role in ("label", "row", "scales")
-
-    @property
-    def is_column(self) -> bool:
-        """Whether it has one dimension, the columns, for all rows."""
-        return self.role == "column"
-
-    @property
-    def may_broadcast(self) -> bool:
-        """Whether its leading dimensions may be 1."""
-        return self.role in ("mask", "broadcast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,3 +119,58 @@ def _row_operation(name: str, table: dict[str, Any]) -> RowOperation:
 OPERATIONS: dict[Operation, RowOperation] = {
     name: _row_operation(name, table) for name, table in cpu_module.row_operations().items()
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class RowKernel:
+    """A row kernel as a function of JAX arrays.
+
+    Attributes:
+        primitive: the JAX primitive.
+        reference: the same function of operands and attributes in plain JAX.
+        operation: the contract.
+        biased: the contract of a call with the attribute `has_bias`; its results are those of `operation`.
+        from_statistics: for per-row results, a function of the statistics of whole rows,
+            (..., {maximum, sums}).
+        in_parts: f(operands, axes, **attributes) for column-sharded rows; None uses `calls.in_parts`.
+    """
+
+    primitive: Primitive
+    reference: Callable[..., Any]
+    operation: RowOperation
+    biased: RowOperation | None = None
+    from_statistics: Callable[[jax.Array], jax.Array] | None = None
+    in_parts: Callable[..., Any] | None = None
+
+    def operation_of(self, *, has_bias: bool = False, **others: Any) -> RowOperation:
+        """The contract of a call with these parameters."""
+        del others
+        return self.biased if has_bias and self.biased else self.operation
+
+    def operands_of(
+        self, *, has_mask: bool = False, has_scales: bool = False, **others: Any
+    ) -> tuple[Operand, ...]:
+        """The contracts of the operands of a call with these parameters."""
+        operation = self.operation_of(**others)
+        return operation.operands_of_call(has_mask=has_mask, has_scales=has_scales)
+
+    def __call__(self, *operands: jax.Array, **params: Any) -> Any:
+        """Applies the kernel along the last axis; returns the result, or the list of results.
+
+        Args:
+            operands: in the order of the contract. Elements have the shape (..., cols) and one dtype,
+                labels the shape (..., 1), per-row numbers the shape (..., count) and that dtype or its
+                compute dtype.
+            params: those of the primitive. `tier` is "auto" or the tier to force. `require_kernel` raises
+                at lowering on a platform without kernels, instead of running the reference. All others are
+                attributes: static arguments of the reference, passed to the FFI target if it knows them.
+        """
+        equal = sharding.equalize(operands, [x.is_of_row for x in self.operands_of(**params)])
+        return self.primitive.bind(*equal, **params)
+
+    def plain(
+        self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
+    ) -> Any:
+        """The reference, called with the parameters of the primitive."""
+        del tier, require_kernel
+        return self.reference(*operands, **attributes)

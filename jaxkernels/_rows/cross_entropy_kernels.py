@@ -22,10 +22,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._rows import calls, derivatives, partitioning, primitive
 from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows.contract import OPERATIONS, Operand, RowOperation
+from jaxkernels._rows.contract import OPERATIONS, Operand, RowKernel, RowOperation
 from jaxkernels._rows.cross_entropy_reference import Residuals
 from jaxkernels._rows.reference import largest_of
-from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation
 
 
@@ -115,16 +114,14 @@ cross_entropy_fwd_grad = primitive.of_operation(in_parts=_fwd_grad_in_parts)(
 )
 cross_entropy_grad = primitive.of_operation(in_parts=_grad_in_parts)(reference.cross_entropy_grad)
 # The JVP has no kernel of ours, because training steps rarely use forward mode.
-cross_entropy_jvp = primitive.define(
-    "jaxkernels_cross_entropy_jvp",
-    reference.cross_entropy_jvp,
+cross_entropy_jvp = primitive.of_operation(
     RowOperation(
         name="cross_entropy_jvp",
         operands=(*cross_entropy_grad.operation.operands[:-1], Operand("dx")),
         results=(Operand("dmeasures", "row", len(reference.Measures._fields)),),
         has_kernel=False,
-    ),
-)
+    )
+)(reference.cross_entropy_jvp)
 
 # These rules serve second and higher derivatives; the two functions below have their own first ones.
 derivatives.define_jvp_by_reference(cross_entropy_fwd, reference.without_spoiled_rows)
@@ -149,9 +146,6 @@ class Calls:
 
     def residuals(self, x: jax.Array, label: jax.Array, scales: jax.Array | None) -> jax.Array:
         """The residuals of each row."""
-        if self.implementation == "xla":
-            assert scales is None  # `prepared` has applied them
-            return reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
         return self.run(cross_entropy_fwd, x, label, scales, all_sums=self.all_sums)
 
     def run(
@@ -163,8 +157,10 @@ class Calls:
         *others: jax.Array,
         **attributes: Any,
     ) -> Any:
-        """The results of a kernel, with or without scales."""
+        """The results of a kernel or, for "xla", of its reference, with or without scales."""
         given = (x, label) if scales is None else (x, label, scales)
+        if self.implementation == "xla":
+            return kernel.reference(*given, *others, **attributes)
         attributes |= {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
         return kernel(*given, *others, has_scales=scales is not None, **attributes)
 

@@ -16,8 +16,8 @@ import jax
 from jax.interpreters import ad
 
 from jaxkernels._rows import calls
+from jaxkernels._rows.contract import RowKernel
 from jaxkernels._rows.reference import scaled
-from jaxkernels._rows.row_kernel import RowKernel, without_options
 
 
 def define_derivatives(
@@ -74,36 +74,35 @@ def define_linear(linear: RowKernel, transpose: RowKernel, variables: int = 1) -
     The other operands are residuals. JAX differentiates the reference with respect to the first
     `variables` of them, and to scales; the reference must recompute the other residuals from these.
     """
-    ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear, variables)
-    ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
 
+    def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+        call = functools.partial(linear, **params)
+        *residuals, operand = primals
+        *residual_dots, operand_dot = tangents
+        result = call(*residuals, operand)
+        terms = []
+        if type(operand_dot) is not ad.Zero:
+            terms.append(call(*residuals, operand_dot))
+        specs = linear.operands_of(**params)
+        moving = [
+            i
+            for i, dot in enumerate(residual_dots)
+            if type(dot) is not ad.Zero and (i < variables or specs[i].role == "scales")
+        ]
+        if moving:
+            plain = functools.partial(linear.plain, **params)
+            by_residuals = lambda values: plain(*values, operand)  # noqa: E731
+            terms.append(jvp_of(by_residuals, residuals, residual_dots, moving)[1])
+        return result, functools.reduce(jax.numpy.add, terms)
 
-def _linear_jvp(
-    linear: RowKernel, variables: int, primals: Any, tangents: Any, **params: Any
-) -> tuple[Any, Any]:
-    call = functools.partial(linear, **params)
-    reference = functools.partial(linear.reference, **without_options(**params))
-    *residuals, operand = primals
-    *residual_dots, operand_dot = tangents
-    result = call(*residuals, operand)
-    terms = []
-    if type(operand_dot) is not ad.Zero:
-        terms.append(call(*residuals, operand_dot))
-    specs = linear.operands_of(**without_options(**params))
-    moving = [*range(variables), *(i for i, x in enumerate(specs) if x.role == "scales")]
-    moving = [i for i in moving if type(residual_dots[i]) is not ad.Zero]
-    if moving:
-        terms.append(
-            jvp_of(lambda values: reference(*values, operand), residuals, residual_dots, moving)[1]
-        )
-    return result, functools.reduce(jax.numpy.add, terms)
+    def transposed(cotangent: Any, *operands: Any, **params: Any) -> Any:
+        *kept, operand = operands
+        is_zero = type(cotangent) is ad.Zero
+        dx = ad.Zero(operand.aval) if is_zero else transpose(*kept, cotangent, **params)
+        return *(None for _ in kept), dx
 
-
-def _transpose(transpose: RowKernel, cotangent: Any, *kept_and_operand: Any, **params: Any) -> Any:
-    *kept, operand = kept_and_operand
-    if type(cotangent) is ad.Zero:
-        return *(None for _ in kept), ad.Zero(operand.aval)
-    return *(None for _ in kept), transpose(*kept, cotangent, **params)
+    ad.primitive_jvps[linear.primitive] = rule
+    ad.primitive_transposes[linear.primitive] = transposed
 
 
 def define_jvp_by_reference(
@@ -116,8 +115,7 @@ def define_jvp_by_reference(
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         def plain(operands: Sequence[jax.Array]) -> Any:
-            attributes = without_options(**params)
-            return kernel.reference(prepare(operands[0]), *operands[1:], **attributes)
+            return kernel.plain(prepare(operands[0]), *operands[1:], **params)
 
         return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]
 
@@ -145,7 +143,7 @@ def jvp_of(
 
 def of_scaled_logits(kernel: RowKernel, params: dict[str, Any], *operands: jax.Array) -> Any:
     """The results of a kernel of logits that XLA transforms: on a CPU its tanh is the fastest."""
-    roles = [x.role for x in kernel.operands_of(**without_options(**params))]
+    roles = [x.role for x in kernel.operands_of(**params)]
     at = roles.index("scales")
     z, pull_back = jax.vjp(lambda x: scaled(x, operands[at]), operands[0])
     others = (*operands[1:at], *operands[at + 1 :])

@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
 from jaxkernels._rows import calls, derivatives, partitioning, plan
-from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._rows.contract import RowKernel
 
 
 def lower_kernel(
@@ -68,7 +68,7 @@ def lower_kernel(
     operation = kernel.operation_of(**attributes)
     if may_leave and plan.is_left_to_xla(operation.name, shapes[0], avals[0].dtype):
         return traced(functools.partial(_plain, kernel, attributes))
-    has_column = any(x.is_column for x in kernel.operands_of(**attributes))
+    has_column = any(x.role == "column" for x in kernel.operands_of(**attributes))
     if has_column and not require_kernel and partitioned_calls.may_be_split(ctx):
         # Attributes cannot say that a column has no rows to split, so XLA would gather the call.
         return traced(functools.partial(_plain, kernel, attributes))
@@ -136,7 +136,7 @@ def in_place(kernel: RowKernel, abstract_eval: Callable[..., Any]) -> Primitive:
     """
     plain = Primitive(kernel.primitive.name)
     plain.multiple_results = kernel.primitive.multiple_results
-    plain.def_abstract_eval(functools.partial(abstract_eval, kernel))
+    plain.def_abstract_eval(abstract_eval)
     partitioned_calls.needs_devices_for_lowering(plain)
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:

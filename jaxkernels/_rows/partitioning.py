@@ -21,7 +21,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 from jaxkernels._core import partitioned_calls
 from jaxkernels._rows import calls, reference
-from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._rows.contract import RowKernel
 
 
 def partitioned(
@@ -45,7 +45,7 @@ def partitioned(
     for n, spec in enumerate(kernel.operands_of(**attributes)):
         if spec.is_of_row:
             names[n][-1] = f"scalars{n}"
-        elif spec.is_column:
+        elif spec.role == "column":
             names[n] = names[0][-1:]
     results = [
         [*names[0][:-1], "result"] if x.is_of_row else names[0] for x in kernel.operation.results
@@ -61,7 +61,15 @@ def partitioned(
         def local(*parts: jax.Array) -> Any:
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == np.float64):
-                return _local(kernel, whole, parts, full, axes, attributes)
+                own, given = parts, attributes
+                if calls.is_banded(given) and (axes[-2] or axes[-1]):
+                    own, given = _without_band(kernel, parts, full, axes, attributes)
+                if not axes[-1]:
+                    return whole(*own, **given)
+                if kernel.in_parts is not None:
+                    return kernel.in_parts(own, axes[-1], **given)
+                operation = kernel.operation_of(**given)
+                return calls.in_parts(operation, kernel.from_statistics, own, axes[-1], **given)
 
         shardings = partitioned_calls.named_shardings(mesh, results, axes_of)
         given = partitioned_calls.named_shardings(mesh, names, axes_of)
@@ -72,25 +80,6 @@ def partitioned(
         partition=partition, sharding_rule=partitioned_calls.sharding_rule(names, results)
     )
     return function
-
-
-def _local(
-    kernel: RowKernel,
-    whole: Callable[..., Any],
-    operands: Sequence[jax.Array],
-    full: tuple[int, ...],
-    axes: Sequence[tuple[str, ...]],
-    attributes: dict[str, Any],
-) -> Any:
-    """The result of this device from its shards; `axes` are the mesh axes of each dimension."""
-    if calls.is_banded(attributes) and (axes[-2] or axes[-1]):
-        operands, attributes = _without_band(kernel, operands, full, axes, attributes)
-    if not axes[-1]:
-        return whole(*operands, **attributes)
-    if kernel.in_parts is not None:
-        return kernel.in_parts(operands, axes[-1], **attributes)
-    operation = kernel.operation_of(**attributes)
-    return calls.in_parts(operation, kernel.from_statistics, operands, axes[-1], **attributes)
 
 
 def _without_band(

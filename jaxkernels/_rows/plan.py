@@ -122,11 +122,6 @@ def is_left_to_xla(operation: Operation, shape: Sequence[Any], dtype: Any) -> bo
     return plan_softmax((1, cols), dtype, operation=operation).xla_by_default
 
 
-def has_clusters() -> bool:
-    """Whether the first CUDA device, or an H200 on a machine without one, has the tier "cluster"."""
-    return devices.limits_of(None).cluster_blocks > 1
-
-
 def check_tier(operation: Operation, shape: Sequence[Any], dtype: Any, tier: str) -> None:
     """Raises ValueError at trace time if no device can serve such rows in this tier.
 

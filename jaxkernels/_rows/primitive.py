@@ -1,6 +1,6 @@
 """Makes JAX primitives of row kernels.
 
-`define` gives a primitive its evaluation, abstract evaluation, batching, lowerings and partitioning;
+`of_operation` gives a primitive its evaluation, abstract evaluation, batching, lowerings and partitioning;
 `derivatives` defines its derivatives.
 
 Owns: evaluation and batching. Must not know: what operations compute, how a kernel is called
@@ -19,52 +19,44 @@ from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
 from jaxkernels._rows import calls, lowering, plan
-from jaxkernels._rows.contract import OPERATIONS, RowOperation
+from jaxkernels._rows.contract import OPERATIONS, RowKernel, RowOperation
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels._rows.row_kernel import Reference, RowKernel, without_options
 from jaxkernels.typing import Operation
 
 
 def of_operation(
-    *, biased: Operation | None = None, **forms: Any
-) -> Callable[[Reference], RowKernel]:
+    operation: RowOperation | None = None, *, biased: Operation | None = None, **forms: Any
+) -> Callable[[Callable[..., Any]], RowKernel]:
     """Returns a decorator that makes a row kernel, without derivatives, of the operation in plain JAX.
 
-    The decorated function has the name of the operation in `contract.OPERATIONS`, and works along the last
-    axis. It runs on platforms without kernels.
+    The decorated function works along the last axis, and runs on platforms without kernels. If the kernel
+    has a label and stores elements, they overwrite the first operand if it is donated.
 
     Args:
+        operation: the contract; None is that of the function's name in `contract.OPERATIONS`.
         biased: name of the operation with a bias.
         forms: `from_statistics` and `in_parts` of `RowKernel`.
     """
 
-    def decorate(reference: Reference) -> RowKernel:
+    def decorate(reference: Callable[..., Any]) -> RowKernel:
         name: Any = reference.__name__
+        contract = operation or OPERATIONS[name]
+        primitive = Primitive(f"jaxkernels_{name}")
+        primitive.multiple_results = len(contract.results) > 1
         with_bias = OPERATIONS[biased] if biased else None
-        return define(f"jaxkernels_{name}", reference, OPERATIONS[name], biased=with_bias, **forms)
+        kernel = RowKernel(primitive, reference, contract, with_bias, **forms)
+        abstract_eval = functools.partial(_abstract_eval, kernel)
+        compat.define(primitive, abstract_eval, functools.partial(_batch, kernel))
+        is_in_place = contract.has_kernel and contract.stores_elements and contract.takes_label
+        lowered = lowering.in_place(kernel, abstract_eval) if is_in_place else primitive
+        mlir.register_lowering(lowered, functools.partial(lowering.lower_reference, kernel))
+        for platform in registry.registered_platforms() if contract.has_kernel else ():
+            rule = functools.partial(lowering.lower_kernel, kernel, platform, {})
+            mlir.register_lowering(lowered, rule, platform=platform)
+        partitioned_calls.needs_devices_for_lowering(primitive)
+        return kernel
 
     return decorate
-
-
-def define(name: str, reference: Reference, operation: RowOperation, **forms: Any) -> RowKernel:
-    """As `of_operation`, with any name and contract; `forms` are the last fields of `RowKernel`.
-
-    If the kernel has a label and stores elements, they overwrite the first operand if it is donated.
-    """
-    primitive = Primitive(name)
-    primitive.multiple_results = len(operation.results) > 1
-    kernel = RowKernel(primitive, reference, operation, **forms)
-    compat.define(
-        primitive, functools.partial(_abstract_eval, kernel), functools.partial(_batch, kernel)
-    )
-    is_in_place = operation.has_kernel and operation.stores_elements and operation.takes_label
-    lowered = lowering.in_place(kernel, _abstract_eval) if is_in_place else primitive
-    mlir.register_lowering(lowered, functools.partial(lowering.lower_reference, kernel))
-    for platform in registry.registered_platforms() if operation.has_kernel else ():
-        rule = functools.partial(lowering.lower_kernel, kernel, platform, {})
-        mlir.register_lowering(lowered, rule, platform=platform)
-    partitioned_calls.needs_devices_for_lowering(primitive)
-    return kernel
 
 
 def _abstract_eval(
@@ -72,24 +64,18 @@ def _abstract_eval(
 ) -> Any:
     del require_kernel
     first, name = avals[0], kernel.primitive.name
-    computed = compute_dtype(first)
+    *rows, cols = first.shape
+    either = [first.dtype, compute_dtype(first)]
     for aval, spec in zip(avals, kernel.operands_of(**attributes), strict=True):
-        if spec.role == "elements" and (aval.shape, aval.dtype) != (first.shape, first.dtype):
-            raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
-        if spec.is_of_row:
-            dtypes = {"label": ["int32"], "scales": [computed]}.get(
-                spec.role, [first.dtype, computed]
-            )
-            counts = (1, 2) if spec.role == "scales" else (spec.count,)
-            shapes = [(*first.shape[:-1], count) for count in counts]
-            if aval.shape not in shapes or aval.dtype not in dtypes:
-                raise TypeError(
-                    f"{name}: {spec.name} must be {spec.count} for each row, got {avals}"
-                )
-        if spec.is_column and (
-            aval.shape != first.shape[-1:] or aval.dtype not in (first.dtype, computed)
-        ):
-            raise TypeError(f"{name}: {spec.name} must be one number for each column, got {avals}")
+        shapes, dtypes = {
+            "elements": ([(*rows, cols)], [first.dtype]),
+            "label": ([(*rows, 1)], ["int32"]),
+            "row": ([(*rows, spec.count)], either),
+            "scales": ([(*rows, 1), (*rows, 2)], either[1:]),
+            "column": ([(cols,)], either),
+        }.get(spec.role, ([aval.shape], [aval.dtype]))
+        if aval.shape not in shapes or aval.dtype not in dtypes:
+            raise TypeError(f"{name}: {spec.name} must be {dtypes} of shape {shapes}, got {avals}")
     operation = kernel.operation_of(**attributes)
     if operation.has_kernel:
         plan.check_tier(operation.name, first.shape, first.dtype, tier)
@@ -115,16 +101,20 @@ def _batch(
     several = kernel.primitive.multiple_results
     if all(d is None for d in batch_dims):
         return kernel(*operands, **params), (None, None) if several else None
-    # `full` operands have data for each row and so for each batch member; masks and biases may not.
-    given = without_options(**params)
-    specs = kernel.operands_of(**given)
-    if any(d is not None for spec, d in zip(specs, batch_dims, strict=True) if spec.is_column):
-        return _batch_plain(kernel, operands, batch_dims, **params)
-    full = [i for i, spec in enumerate(specs) if not (spec.may_broadcast or spec.is_column)]
+    roles = [spec.role for spec in kernel.operands_of(**params)]
+    if any(d is not None and role == "column" for d, role in zip(batch_dims, roles, strict=True)):
+        if params["require_kernel"]:
+            raise NotImplementedError(
+                f'implementation="ffi": no kernel of {kernel.primitive.name} has a column for each '
+                "member of a batch, as under vmap over the scale"
+            )
+        return jax.vmap(functools.partial(kernel.plain, **params), batch_dims)(*operands), 0
+    # `full` operands have data for each row and so for each batch member; others may not.
+    full = [i for i, role in enumerate(roles) if role not in ("mask", "broadcast", "column")]
     # The batch dimension stays where it is as a further row dimension, unless the operands disagree or
     # it lies within the dimensions that must be whole. Then it moves to the front.
     at = batch_dims[0] or 0
-    row_dims = calls.row_dims(given)
+    row_dims = calls.row_dims(params)
     if {batch_dims[i] for i in full} != {at} or at >= operands[0].ndim - row_dims:
         at = 0
         operands = [
@@ -134,26 +124,10 @@ def _batch(
         batch_dims = [0 if i in full or d is not None else None for i, d in enumerate(batch_dims)]
     placed = [
         x
-        if spec.is_column
+        if role == "column"
         else jax.numpy.expand_dims(x, at)
         if d is None
         else jax.numpy.moveaxis(x, d, at)
-        for x, d, spec in zip(operands, batch_dims, specs, strict=True)
+        for x, d, role in zip(operands, batch_dims, roles, strict=True)
     ]
     return kernel(*placed, **params), (at, at) if several else at
-
-
-def _batch_plain(
-    kernel: RowKernel,
-    operands: Sequence[jax.Array],
-    batch_dims: Sequence[int | None],
-    **params: Any,
-) -> tuple[Any, Any]:
-    """Maps the reference: the rows of one call of a kernel share each column."""
-    if params["require_kernel"]:
-        raise NotImplementedError(
-            f'implementation="ffi": no kernel of {kernel.primitive.name} has a column for each member '
-            "of a batch, as under vmap over the scale"
-        )
-    reference = functools.partial(kernel.reference, **without_options(**params))
-    return jax.vmap(reference, batch_dims)(*operands), 0

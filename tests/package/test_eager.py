@@ -14,7 +14,7 @@ from transformations import TRANSFORMS
 import jaxkernels as jk
 import jaxkernels.optax
 from jaxkernels._linear_loss import primitive as linear_loss
-from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._rows.contract import RowKernel
 from jaxkernels._sgemm import primitive
 
 DOT = (((1,), (0,)), ((), ()))

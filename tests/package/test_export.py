@@ -10,7 +10,7 @@ from primitives import every_primitive
 import jaxkernels as jk
 from jaxkernels._attention import cudnn
 from jaxkernels._core import registry
-from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._rows.contract import RowKernel
 
 CHECKS = jk.export_checks()
 

@@ -10,7 +10,7 @@ import pytest
 
 import jaxkernels as jk
 from jaxkernels._core import registry
-from jaxkernels._rows import contract, lowering, plan, primitive, softmax
+from jaxkernels._rows import lowering, plan, primitive, softmax
 
 LONG, SHORT = 1 << 20, 400_000  # as an H200 sees them
 OPERATIONS = ("softmax_fwd", "softmax_grad", "log_softmax_jvp", "logsumexp_jvp")
@@ -35,8 +35,7 @@ def kernel(monkeypatch):
     monkeypatch.setattr(registry, "registered_platforms", lambda: ("cpu", "cuda"))
     monkeypatch.setattr(registry, "has_kernels", lambda platform: True)
     monkeypatch.setattr("jaxkernels._core.devices.default_device", lambda: "h200")
-    operation = contract.OPERATIONS["softmax_fwd"]
-    return primitive.define("longest_rows", softmax.softmax_fwd.reference, operation)
+    return primitive.of_operation()(softmax.softmax_fwd.reference)
 
 
 @pytest.mark.parametrize(

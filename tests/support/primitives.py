@@ -9,8 +9,8 @@ import pytest
 from jaxkernels._attention import flash
 from jaxkernels._attention.problem import MOVING, Call
 from jaxkernels._rows import cross_entropy_kernels, logsumexp, masked_kernels, rms_norm, softmax
+from jaxkernels._rows.contract import RowKernel
 from jaxkernels._rows.masked_kernels import Band
-from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options
 

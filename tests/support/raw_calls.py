@@ -67,7 +67,7 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
             return (*shape[:-1], 1), np.dtype("int32")
         if spec.role == "row":
             return (*shape[:-1], spec.count), dtype if rng.integers(0, 2) else wide
-        if spec.is_column:
+        if spec.role == "column":
             return shape[-1:], dtype if rng.integers(0, 2) else wide
         return x
 
