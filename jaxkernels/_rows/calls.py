@@ -35,14 +35,10 @@ OPEN = {"left": -registry.UNBOUNDED, "right": registry.UNBOUNDED, "from_end": Fa
 _OF_PARTS = {"scale": 1.0, "has_mask": False, "all_sums": False}
 
 
-def is_banded(attributes: dict[str, Any]) -> bool:
-    """Whether the result of a row depends on its index in its matrix."""
-    return any(attributes.get(side, OPEN[side]) != OPEN[side] for side in ("left", "right"))
-
-
 def row_dims(attributes: dict[str, Any]) -> int:
-    """The number of last dimensions that must be whole and in order."""
-    return 2 if is_banded(attributes) else 1
+    """The number of last dimensions that must be whole and in order: 2 if a row's index decides its band."""
+    sides = ("left", "right")
+    return 2 if any(attributes.get(side, OPEN[side]) != OPEN[side] for side in sides) else 1
 
 
 def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> dict[str, Any]:

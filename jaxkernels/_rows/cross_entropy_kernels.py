@@ -144,10 +144,6 @@ class Calls:
     implementation: Implementation | None
     all_sums: bool
 
-    def residuals(self, x: jax.Array, label: jax.Array, scales: jax.Array | None) -> jax.Array:
-        """The residuals of each row."""
-        return self.run(cross_entropy_fwd, x, label, scales, all_sums=self.all_sums)
-
     def run(
         self,
         kernel: RowKernel,
@@ -155,14 +151,14 @@ class Calls:
         label: jax.Array,
         scales: jax.Array | None,
         *others: jax.Array,
-        **attributes: Any,
     ) -> Any:
         """The results of a kernel or, for "xla", of its reference, with or without scales."""
-        given = (x, label) if scales is None else (x, label, scales)
+        given = (x, label, *others) if scales is None else (x, label, scales, *others)
+        attributes = {} if kernel is cross_entropy_jvp else {"all_sums": self.all_sums}
         if self.implementation == "xla":
-            return kernel.reference(*given, *others, **attributes)
+            return kernel.reference(*given, **attributes)
         attributes |= {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
-        return kernel(*given, *others, has_scales=scales is not None, **attributes)
+        return kernel(*given, has_scales=scales is not None, **attributes)
 
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""
@@ -204,7 +200,7 @@ class Calls:
         """
         if self.implementation != "xla":
             return measures(self, x, label, scales)
-        kept = self.residuals(x, label, scales)
+        kept = self.run(cross_entropy_fwd, x, label, scales)
         return self.measures_of(kept), kept[..., :1]
 
     def weighted_loss(
@@ -236,7 +232,7 @@ def measures(
     how: Calls, x: jax.Array, label: jax.Array, scales: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """`Calls.measures` by kernels."""
-    kept = how.residuals(x, label, scales)
+    kept = how.run(cross_entropy_fwd, x, label, scales)
     return how.measures_of(kept), lax.stop_gradient(kept[..., :1])
 
 
@@ -244,7 +240,7 @@ def measures(
 def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, label, scales = primals
     x, dx, scales = _with_fixed_scales(x, tangents[0], scales, tangents[2])
-    kept = how.residuals(x, label, scales)
+    kept = how.run(cross_entropy_fwd, x, label, scales)
     of_rows, largest = how.measures_of(kept), lax.stop_gradient(kept[..., :1])
     if isinstance(dx, SymbolicZero):
         tangent = jnp.zeros_like(of_rows)
@@ -258,7 +254,7 @@ def weighted_loss(
     how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
 ) -> jax.Array:
     """`Calls.weighted_loss` by kernels."""
-    return how.loss_of(label, how.residuals(x, label, scales), numbers)
+    return how.loss_of(label, how.run(cross_entropy_fwd, x, label, scales), numbers)
 
 
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
@@ -269,11 +265,9 @@ def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, dx, scales = _with_fixed_scales(x, dx, scales, dscales)
     call = functools.partial(how.loss_of, label)
     if isinstance(dx, SymbolicZero):
-        kept = how.residuals(x, label, scales)
+        kept = how.run(cross_entropy_fwd, x, label, scales)
         return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
-    gradient, kept = how.run(
-        cross_entropy_fwd_grad, x, label, scales, numbers, all_sums=how.all_sums
-    )
+    gradient, kept = how.run(cross_entropy_fwd_grad, x, label, scales, numbers)
     along = gradient.astype(numbers.dtype) * dx.astype(numbers.dtype)
     tangent = jnp.sum(along, axis=-1, keepdims=True)
     if isinstance(dnumbers, SymbolicZero):

@@ -62,7 +62,7 @@ def partitioned(
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == np.float64):
                 own, given = parts, attributes
-                if calls.is_banded(given) and (axes[-2] or axes[-1]):
+                if calls.row_dims(given) == 2 and (axes[-2] or axes[-1]):
                     own, given = _without_band(kernel, parts, full, axes, attributes)
                 if not axes[-1]:
                     return whole(*own, **given)
