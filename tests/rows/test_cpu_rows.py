@@ -177,24 +177,6 @@ def test_losses_of_long_rows():
         check_kernels([*xs, jnp.asarray(steps, dtype)], dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_donated_row_becomes_its_gradient(dtype):
-    """Terms stand where logits stood before the label is asked for."""
-    with cases.x64(dtype):
-        x = jnp.asarray(cases.logits("normal", 1, 70001, dtype))
-        labels = jnp.array([50000], jnp.int32)
-
-        def program(x):
-            return jax.value_and_grad(functools.partial(jk.cross_entropy, reduction="sum"))(
-                x, labels
-            )
-
-        want = jax.jit(program)(x)
-        got = jax.jit(program, donate_argnums=0)(jax.device_put(x, may_alias=False))
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 20000, 70000])
 def test_special_values_in_any_segment(special, place):

@@ -149,13 +149,14 @@ def test_no_second_array_of_their_size(donated, dtype, options, reduction):
 @reductions
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_the_same_bits_in_place(dtype, reduction, tier):
-    """Rows of every alignment, whose packs neighbours read while they are written."""
-    lengths = [n for n in (3, 37, 128, 513, 1030, 4099, 20001) if serves(tier, (40, n), dtype)]
-    xs = [cases.logits("normal", 40, cols, dtype) for cols in lengths]
-    label = np.arange(40) % 4 - 1  # -1 to 2
+    """Rows of every alignment, whose packs neighbours read while they are written. Threads of a CPU share one row."""
+    shapes = [(1, 70001), *((40, n) for n in (3, 37, 128, 513, 1030, 4099, 20001))]
+    xs = [cases.logits("normal", *s, dtype) for s in shapes if serves(tier, s, dtype)]
 
-    def program(xs):
-        return [value_and_gradient(reduction, tier)(x, label) for x in xs]
+    def program(xs):  # labels from -1 to 2
+        return [
+            value_and_gradient(reduction, tier)(x, np.arange(len(x), 0, -1) % 4 - 1) for x in xs
+        ]
 
     with cases.x64(dtype):
         want = jax.device_get(jax.jit(program)(xs))

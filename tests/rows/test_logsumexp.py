@@ -115,13 +115,6 @@ def test_opposite_extremes(dtype):
         assert np.isfinite(dy).all()
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("rows", [0, 1, 3, 15, 16, 17, 65537])
-def test_numbers_of_rows(rows):
-    for dtype in ("float32", "bfloat16"):
-        check([cases.logits("normal", rows, cols, dtype) for cols in (1, 19)], dtype, wide=True)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_give_the_same_bits_whatever_the_batch(dtype):
     """Losses and gradients too. Few rows have several blocks each. Rows of whole cache lines apart begin alike."""
