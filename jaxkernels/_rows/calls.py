@@ -52,11 +52,11 @@ def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> 
 def dtype_of(result: Operand, first: Any, attributes: dict[str, Any]) -> Any:
     """The dtype of a result.
 
-    Elements have that of the first operand or the attribute `result_dtype`. Per-row results have its
-    compute dtype or, with the attribute `wide=False`, its own.
+    Several numbers of each row have the compute dtype of the first operand, one number has its own. Elements
+    have its own dtype, or the attribute `result_dtype`.
     """
     if result.is_of_row:
-        return compute_dtype(first) if attributes.get("wide", True) else first.dtype
+        return compute_dtype(first) if result.count > 1 else first.dtype
     return jnp.dtype(attributes.get("result_dtype") or first.dtype)
 
 

@@ -42,27 +42,24 @@ def _finite(largest: jax.Array) -> jax.Array:
 @primitive.of_operation(
     from_statistics=lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1])
 )
-def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
+def logsumexp_fwd(x: jax.Array) -> jax.Array:
     """Log-sum-exp of each row: y = max x + log sum exp(x - max x)."""
     relative_to, terms = _log_sum_exp_terms(widen(x))
-    y = jnp.log(row_sum(terms)) + relative_to
-    return y if wide else y.astype(x.dtype)
+    return (jnp.log(row_sum(terms)) + relative_to).astype(x.dtype)
 
 
 @primitive.of_operation()
-def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
+def logsumexp_grad(x: jax.Array, dy: jax.Array) -> jax.Array:
     """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for dy of shape (..., 1)."""
-    del wide  # decides only the dtype of dy
     _, terms = _log_sum_exp_terms(widen(x))
     return (terms * quotient(dy.astype(terms.dtype), row_sum(terms))).astype(x.dtype)
 
 
 @primitive.of_operation(from_statistics=lambda found: quotient(found[..., 2:], found[..., 1:2]))
-def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
+def logsumexp_jvp(x: jax.Array, dx: jax.Array) -> jax.Array:
     """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
     _, terms = _log_sum_exp_terms(widen(x))
-    dy = quotient(row_sum(terms * widen(dx)), row_sum(terms))
-    return dy if wide else dy.astype(x.dtype)
+    return quotient(row_sum(terms * widen(dx)), row_sum(terms)).astype(x.dtype)
 
 
 # The Jacobian of a row is softmax(x), which both kernels compute from x.
@@ -179,7 +176,7 @@ def logsumexp(
             x = last_axis.merged(last_axis.moved_last(x, axes), len(axes))
         rows = x if axes else jnp.expand_dims(x, -1)  # without axes, an element is a row of its own
         options = {"tier": tier or "auto", "require_kernel": implementation == "ffi"}
-        log_sum = jnp.squeeze(logsumexp_fwd(rows, wide=False, **options), -1)
+        log_sum = jnp.squeeze(logsumexp_fwd(rows, **options), -1)
         if factor is not None:  # one factor per row
             factor = factor.astype(dtype).reshape((1,) * (len(shape) - factor.ndim) + factor.shape)
             log_sum, sign = _multiplied(log_sum, jnp.squeeze(factor, axes))

@@ -76,7 +76,7 @@ def all_operations(xs, ts, scalars, tier=None):
     # Rows that XLA would serve by default, too.
     asked = {"tier": tier, "implementation": "ffi" if ON_GPU else None}
     plain = {"tier": tier or "auto", "require_kernel": ON_GPU}
-    options, of_norm = {**plain, "wide": False}, {**plain, "epsilon": EPSILON}
+    of_norm = {**plain, "epsilon": EPSILON}
     results = []
     for x, t, scalar in zip(xs, ts, scalars, strict=True):
         y, pull = jax.vjp(functools.partial(jk.softmax, **asked), x)
@@ -91,9 +91,9 @@ def all_operations(xs, ts, scalars, tier=None):
                 "log_softmax_grad": log_pull(t)[0],
                 "log_softmax_jvp": jax.jvp(log_softmax, (x,), (t,))[1],
                 # Its primitives: what the function adds to them, programs of many arrays feel.
-                "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **options),
-                "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **options),
-                "logsumexp_jvp": logsumexp.logsumexp_jvp(x, t, **options),
+                "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **plain),
+                "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **plain),
+                "logsumexp_jvp": logsumexp.logsumexp_jvp(x, t, **plain),
                 "rms_norm_fwd": rms_norm.rms_norm_fwd(x, scale, **of_norm),
                 "rms_norm_grad": rms_norm.rms_norm_grad(x, scale, t, **of_norm),
                 "rms_norm_jvp": rms_norm.rms_norm_jvp(x, scale, t, **of_norm),

@@ -22,7 +22,6 @@ BIAS = RNG.standard_normal((1, 4, 5)).astype(np.float32)
 PARAMETERS = {
     "jaxkernels_masked_softmax_fwd": {**SCORES, "has_mask": True, "has_bias": True},
     "jaxkernels_masked_softmax_grad": SCORES,
-    **{f"jaxkernels_logsumexp_{name}": {"wide": False} for name in ("fwd", "grad", "jvp")},
     **{f"jaxkernels_rms_norm_{name}": {"epsilon": 0.1} for name in ("fwd", "grad", "jvp")},
     **{f"jaxkernels_cross_entropy_{name}": {"all_sums": True} for name in ("fwd", "fwd_grad")},
 }

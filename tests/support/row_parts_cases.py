@@ -17,7 +17,7 @@ from jaxkernels._rows import calls, contract, logsumexp
 
 def in_parts(operation, *operands, scale=1.0, has_mask=False):
     """The operation in two parts, on the one device under test."""
-    options = {"scale": scale, "has_mask": has_mask, "wide": False, "epsilon": oracle.EPSILON}
+    options = {"scale": scale, "has_mask": has_mask, "epsilon": oracle.EPSILON}
     kernel = getattr(logsumexp, operation, None)
     given = contract.OPERATIONS[operation], kernel and kernel.from_statistics
     mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
