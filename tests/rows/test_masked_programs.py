@@ -111,14 +111,3 @@ def test_gradient_of_a_sharded_bias_is_one_all_reduce(spec, mesh):
     assert collectives(text) == (["all-reduce"] if batch else []), text
     for g, w in zip(compiled(*given), jax.jit(program)(X, MASK, BIAS, jnp.cos(X)), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("on_a_cpu")
-def test_replicated_operands(mesh):
-    """A mask and a bias that every device has whole."""
-    for some in ((MASK, None), (None, BIAS[0, 0])):
-        whole = [None if a is None else sharded(mesh, (a, P()))[0] for a in some]
-        (x,) = sharded(mesh, (X, P("a", "b")))
-        compiled = jax.jit(ours).lower(x, *whole).compile()
-        assert not collectives(compiled.as_text())
-        np.testing.assert_array_equal(compiled(x, *whole), ours(X, *some))
