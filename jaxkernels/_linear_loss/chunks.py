@@ -85,14 +85,11 @@ class RowCalls:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The static parameters of a call.
+    """The static parameters of a call, as for `linear_cross_entropy`.
 
     Attributes:
-        trans_w: w is stored as (V, H) instead of (H, V).
         all_sums: whether the entropy or the label smoothing is needed.
         logits_dtype: dtype of the logits; None for that of x.
-        max_bytes: see `plan_linear_cross_entropy`.
-        implementation: as for `linear_cross_entropy`.
         algorithm: of float32 products, if its scratch fits into `max_bytes`.
     """
 

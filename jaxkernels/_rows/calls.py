@@ -69,12 +69,8 @@ def rows(
 ) -> Any:
     """The result, or the list of results, of whole rows. Not differentiable.
 
-    Args:
-        operation: the contract.
-        operands: in the order of the contract.
-        tier: "auto", or the tier to force.
-        aliases: the operands that results overwrite.
-        attributes: as for `RowKernel.__call__`.
+    Operands, tier and attributes are those of `RowKernel.__call__`; results overwrite the operands of
+    `aliases`.
     """
     # Shapes are computed by hand, because tracing would lose float64 if x64 is off at lowering.
     first = operands[0]

@@ -183,20 +183,13 @@ class Calls:
         return jnp.where(is_harmful, lax.stop_gradient(x), x), None
 
     def measures(
-        self, x: jax.Array, label: jax.Array, scales: jax.Array | None = None
+        self, x: jax.Array, label: jax.Array, scales: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """The measures of each row and its maximum. Reverse mode reads x twice and writes its gradient.
+        """The `Measures` of each row and its maximum, in the compute dtype.
 
-        Args:
-            x: logits of shape (..., cols).
-            label: int32 of shape (..., 1): a column, or negative for no label. Without a label the first
-                measure is meaningless; with a label of `cols` or more it is NaN.
-            scales: as for `cross_entropy_reference.scaled`, or None. The maximum is that of the
-                transformed logits.
-
-        Returns:
-            `Measures` of shape (..., 4), and the maximum of shape (..., 1), both in the compute dtype. The
-            maximum has the derivative 0, and the second measure has that of lse.
+        Reverse mode reads x twice and writes its gradient. Without a label the first measure is
+        meaningless; with a label of `cols` or more it is NaN. The maximum, of the transformed logits, has
+        the derivative 0, and the second measure has that of lse.
         """
         if self.implementation != "xla":
             return measures(self, x, label, scales)
@@ -204,23 +197,14 @@ class Calls:
         return self.measures_of(kept), kept[..., :1]
 
     def weighted_loss(
-        self,
-        x: jax.Array,
-        label: jax.Array,
-        numbers: jax.Array,
-        scales: jax.Array | None = None,
+        self, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
     ) -> jax.Array:
         """The loss of each row, of shape (..., 1); see `cross_entropy_reference.loss_of`.
 
         In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
-        multiplied by the cotangent of each row. `numbers` is differentiable too.
-
-        Args:
-            x: as for `measures`.
-            label: as for `measures`; a row without a label has the loss 0 for any x.
-            numbers: `Coefficients` of shape (..., 4), in the compute dtype. A row with the weight 0 has the
-                gradient 0 for any x. A smoothing that is not 0 needs `all_sums`.
-            scales: as for `measures`.
+        multiplied by the cotangent of each row. `numbers`, the `Coefficients`, are differentiable too; a
+        smoothing that is not 0 needs `all_sums`. For any x, a row without a label has the loss 0, and one
+        with the weight 0 the gradient 0.
         """
         if self.implementation != "xla":
             return weighted_loss(self, x, label, numbers, scales)

@@ -169,12 +169,8 @@ def cross_entropy_fwd_grad(
 ) -> list[jax.Array]:
     """Gradient of the weighted loss, and the residuals.
 
-    Args:
-        x: the logits.
-        label: the label of each row, of shape (..., 1).
-        others: the scales, if any, and the `Coefficients` of each row, of shape (..., 4).
-        all_sums: as for `cross_entropy_fwd`; must be True if a smoothing is not 0.
-        has_scales: whether there are scales.
+    `others` are the scales, if any, and the `Coefficients` of each row, whose smoothing is 0 without
+    `all_sums`.
     """
     del has_scales
     *scales, numbers = others

@@ -50,11 +50,9 @@ def define_jvp(
 ) -> None:
     """Gives `forward` its first derivative.
 
-    Args:
-        forward: the kernel.
-        tangent_of: f(y, operands, tangents, **params) -> tangent of y; zero tangents are None.
-        params_of_kept: maps the parameters of a call to those of the call that makes the saved y,
-            which may have another dtype.
+    `tangent_of(y, operands, tangents, **params)` is the tangent of y; zero tangents are None.
+    `params_of_kept` maps the parameters of a call to those of the call that makes the saved y, which may
+    have another dtype.
     """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

@@ -46,14 +46,10 @@ def _or_zero(x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
-    """Applies an optional soft cap, then a temperature, to logits.
+    """Applies an optional soft cap, then a temperature, to logits, in the dtype of `scales`.
 
-    Args:
-        x: the logits.
-        scales: the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2).
-
-    Returns:
-        Array of the shape of x and the dtype of scales. A logit of -inf stays -inf.
+    These are the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2). A
+    logit of -inf stays -inf.
     """
     x = x.astype(scales.dtype)
     if scales.shape[-1] == 2:
