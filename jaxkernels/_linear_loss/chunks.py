@@ -103,14 +103,9 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """The static parameters of an operation.
+    """The static parameters of an operation: its name, and those of its operands and results, in order.
 
-    Attributes:
-        operation: name of the operation.
-        names: names of the operands, in order.
-        wanted: names of the results, in order.
-        options: the user's options.
-        members: number of leading row dimensions that the loss keeps (vmapped dimensions).
+    The loss keeps the first `members` row dimensions, which are vmapped.
     """
 
     operation: str
@@ -126,13 +121,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The part of a plan that decides how an operation is computed.
-
-    Attributes:
-        chunk_rows: rows of a chunk; None for one chunk of all rows.
-        pad_features, pad_classes: padding of H and V, see `LinearCrossEntropyPlan`.
-        algorithm: that of float32 products.
-    """
+    """The part of a plan that decides how an operation is computed; None is one chunk of all rows."""
 
     chunk_rows: int | None = None
     pad_features: int = 0

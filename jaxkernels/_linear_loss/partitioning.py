@@ -51,14 +51,25 @@ def partitioned(
                 if dim != _FEATURES and size % math.prod(mesh.shape[axis] for axis in own) == 0:
                     axes[dim] = own
 
-        def lowered(*parts: jax.Array) -> list[jax.Array]:
+        of_classes = axes.get(_CLASSES, ())
+        of_each = {int(dim[3:]): own for dim, own in sorted(axes.items()) if dim != _CLASSES}
+        of_rows = tuple(axis for own in of_each.values() for axis in own)
+        summed = tuple(axis for i, own in of_each.items() if i >= call.members for axis in own)
+        over = {"dw": of_rows, "dbias": of_rows, "loss": summed}
+        over |= {"dx": of_classes, "dscales": of_classes}
+        way = "in_place" if uses_kernels else "plain"
+        rows = RowCalls(way, axes=of_classes, scales=platform == "cuda")
+
+        def reduced(*parts: jax.Array) -> list[jax.Array]:
+            """This device's results; sums are all-reduced over the devices that contribute to them."""
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == jnp.float64):
-                return _reduced(call, parts, axes, platform, uses_kernels)
+                found = zip(call.wanted, local(call, rows, platform, *parts), strict=True)
+                return [lax.psum(x, over[name]) if over.get(name) else x for name, x in found]
 
         results = partitioned_calls.named_shardings(mesh, result_dims, axes)
         given = partitioned_calls.named_shardings(mesh, operand_dims, axes)
-        return mesh, lowered, results, tuple(given)
+        return mesh, reduced, results, tuple(given)
 
     rows = RowCalls("primitive" if uses_kernels else "plain")
     function = custom_partitioning(functools.partial(local, call, rows, platform))
@@ -84,26 +95,3 @@ def _dims(call: Call, name: str, rank: int) -> list[str]:
 def local(call: Call, rows: RowCalls, platform: str, *operands: jax.Array) -> list[jax.Array]:
     """The results from the rows of one device, in chunks."""
     return chunks.run(call, operands, rows, plan.layout(call, operands, platform))
-
-
-def _reduced(
-    call: Call,
-    parts: Sequence[jax.Array],
-    axes: dict[str, tuple[str, ...]],
-    platform: str,
-    uses_kernels: bool,
-) -> list[jax.Array]:
-    """The results of this device, with sums all-reduced over the devices that contribute to them."""
-    of_classes = axes.get(_CLASSES, ())
-    way = "in_place" if uses_kernels else "plain"
-    rows = RowCalls(way, axes=of_classes, scales=platform == "cuda")
-    found = local(call, rows, platform, *parts)
-    dims = sorted(axes.keys() - {_CLASSES})
-    of_rows = tuple(axis for dim in dims for axis in axes[dim])
-    summed_rows = tuple(axis for dim in dims if int(dim[3:]) >= call.members for axis in axes[dim])
-    over = {"dw": of_rows, "dbias": of_rows, "loss": summed_rows}
-    over |= {"dx": of_classes, "dscales": of_classes}
-    return [
-        lax.psum(x, over[name]) if over.get(name) else x
-        for name, x in zip(call.wanted, found, strict=True)
-    ]
