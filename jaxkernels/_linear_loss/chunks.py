@@ -46,6 +46,8 @@ from jaxkernels.typing import Implementation
 
 Arrays = dict[str, jax.Array]
 
+# Names of dimensions.
+CLASSES, FEATURES = "classes", "features"
 # Operands that all rows share; all other operands have per-row data.
 SHARED = frozenset({"w", "bias", "where", "w_dot", "bias_dot"})
 # Results that are summed over rows.
@@ -117,6 +119,18 @@ class Call:
     def named(self, values: Sequence[Any]) -> dict[str, Any]:
         """A value for each operand, by its name."""
         return dict(zip(self.names, values, strict=True))
+
+    def dims(self, name: str, rank: int = 1) -> list[str]:
+        """The names of the dimensions of an operand or a result, if x has `rank` row dimensions."""
+        rows = [f"row{i}" for i in range(rank)]
+        if name == "loss":
+            return rows[: self.members]
+        of = name.removeprefix("d").removesuffix("_dot")
+        if of == "w":
+            return [CLASSES, FEATURES] if self.options.trans_w else [FEATURES, CLASSES]
+        if of in ("bias", "where"):
+            return [CLASSES]
+        return [*rows, FEATURES if of == "x" else f"numbers_of_{of}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,11 +231,9 @@ class _Piece:
 
     def padded(self, name: str, operand: jax.Array) -> jax.Array:
         """Pads the features and the classes of an operand."""
-        features, classes = self.layout.pad_features, self.layout.pad_classes
-        of_w = (classes, features) if self.call.options.trans_w else (features, classes)
-        of = {"x": (0, features), "w": of_w, "bias": (classes,), "where": (classes,)}
-        of = of[name.removesuffix("_dot")]
-        return jnp.pad(operand, [(0, n) for n in of]) if any(of) else operand
+        pads = {FEATURES: self.layout.pad_features, CLASSES: self.layout.pad_classes}
+        widths = [(0, pads.get(dim, 0)) for dim in self.call.dims(name)]
+        return jnp.pad(operand, widths) if any(n for _, n in widths) else operand
 
     def _hidden(self, logits: jax.Array, given: Arrays) -> jax.Array:
         """Hides classes, in place."""

@@ -22,9 +22,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 
 from jaxkernels._core import partitioned_calls
 from jaxkernels._linear_loss import chunks, plan
-from jaxkernels._linear_loss.chunks import Call, RowCalls
-
-_CLASSES, _FEATURES = "classes", "features"
+from jaxkernels._linear_loss.chunks import CLASSES, FEATURES, Call, RowCalls
 
 
 def partitioned(
@@ -35,8 +33,8 @@ def partitioned(
     `uses_kernels` says that row kernels run, instead of plain JAX.
     """
     rank = len(shapes[call.names.index("x")]) - 1
-    operand_dims = [_dims(call, name, rank) for name in call.names]
-    result_dims = [_dims(call, name, rank) for name in call.wanted]
+    operand_dims = [call.dims(name, rank) for name in call.names]
+    result_dims = [call.dims(name, rank) for name in call.wanted]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the results if it wants another sharding
@@ -48,11 +46,11 @@ def partitioned(
             of_dims = partitioned_calls.mesh_axes(operands[at])
             for dim, size, of_dim in zip(operand_dims[at], shapes[at], of_dims, strict=True):
                 own = tuple(axis for axis in of_dim if axis not in taken)
-                if dim != _FEATURES and size % math.prod(mesh.shape[axis] for axis in own) == 0:
+                if dim != FEATURES and size % math.prod(mesh.shape[axis] for axis in own) == 0:
                     axes[dim] = own
 
-        of_classes = axes.get(_CLASSES, ())
-        of_each = {int(dim[3:]): own for dim, own in sorted(axes.items()) if dim != _CLASSES}
+        of_classes = axes.get(CLASSES, ())
+        of_each = {int(dim[3:]): own for dim, own in sorted(axes.items()) if dim != CLASSES}
         of_rows = tuple(axis for own in of_each.values() for axis in own)
         summed = tuple(axis for i, own in of_each.items() if i >= call.members for axis in own)
         over = {"dw": of_rows, "dbias": of_rows, "loss": summed}
@@ -76,20 +74,6 @@ def partitioned(
     rule = partitioned_calls.sharding_rule(operand_dims, result_dims)
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
-
-
-def _dims(call: Call, name: str, rank: int) -> list[str]:
-    """The dimension names of an operand or a result."""
-    rows = [f"row{i}" for i in range(rank)]
-    if name == "loss":
-        return rows[: call.members]
-    of = name.removeprefix("d").removesuffix("_dot")
-    if of == "w":
-        pair = [_FEATURES, _CLASSES]
-        return pair[::-1] if call.options.trans_w else pair
-    if of in ("bias", "where"):
-        return [_CLASSES]
-    return [*rows, _FEATURES if of == "x" else f"numbers_of_{of}"]
 
 
 def local(call: Call, rows: RowCalls, platform: str, *operands: jax.Array) -> list[jax.Array]:
