@@ -89,8 +89,8 @@ def define_linear(linear: RowKernel, transpose: RowKernel, variables: int = 1) -
         ]
         if moving:
             plain = functools.partial(linear.plain, **params)
-            by_residuals = lambda values: plain(*values, operand)  # noqa: E731
-            terms.append(jvp_of(by_residuals, residuals, residual_dots, moving)[1])
+            _, dy = jvp_of(lambda values: plain(*values, operand), residuals, residual_dots, moving)
+            terms.append(dy)
         return result, functools.reduce(jax.numpy.add, terms)
 
     def transposed(cotangent: Any, *operands: Any, **params: Any) -> Any:
