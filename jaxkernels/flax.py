@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
         "jaxkernels.flax needs Flax, which is not installed: pip install flax", name="flax"
     ) from error
 
-from jaxkernels._attention import checks, choice, flash, heads, unit_sums
+from jaxkernels._attention import checks, choice, flash, products
 from jaxkernels._attention.checks import FLAX_NAME as _NAME
 from jaxkernels._attention.problem import Operands
 from jaxkernels._core import compat, validate
@@ -159,7 +159,7 @@ def dot_product_attention(
     shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     bias, mask = _side("bias", bias, shape), _side("mask", mask, shape)
     mask = mask if mask is None or mask.dtype == jnp.bool_ else mask != 0
-    factor = heads.default_scale(query.shape[-1]) if scale is None else scale
+    factor = checks.scale_of(scale, query.shape[-1])
 
     hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
     drops = not deterministic and dropout_rate > 0.0
@@ -176,7 +176,7 @@ def dot_product_attention(
         scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
     else:
         wide = force_fp32_for_softmax is not False
-        scores = heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
+        scores = products.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
     if force_fp32_for_softmax:
         scores = scores.astype(jnp.float32)
     weights = masked.apply(
@@ -199,7 +199,7 @@ def dot_product_attention(
     common = validate.promoted_dtype(weights, value)
     dot = _dot(common, precision, einsum_dot_general)
     is_softmax = not drops and einsum_dot_general is None
-    product = unit_sums.weighted_values if is_softmax else heads.weighted_values
+    product = products.softmax_weighted_values if is_softmax else products.weighted_values
     return product(weights.astype(common), value.astype(common), dot)
 
 
@@ -240,10 +240,10 @@ def _folded(x: jax.Array | None, batch: tuple[int, ...]) -> jax.Array | None:
     return x.reshape(math.prod(batch), *x.shape[-3:])
 
 
-def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> heads.Dot:
+def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> products.Dot:
     if hook is not None:
         return functools.partial(hook, precision=precision)
-    return heads.dot_of(dtype, precision, wide=wide)
+    return products.dot_of(dtype, precision, wide=wide)
 
 
 def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Array:
@@ -258,7 +258,7 @@ def _side(name: str, x: Any, scores: tuple[int, ...]) -> jax.Array | None:
     if x is None:
         return None
     x = jnp.asarray(x)
-    heads.check_fits(_NAME, name, x, scores)
+    checks.check_fits(_NAME, name, x.shape, scores)
     return x
 
 

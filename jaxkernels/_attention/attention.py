@@ -1,7 +1,7 @@
 """dot_product_attention: jax.nn's attention, on this package's softmax and products.
 
 Owns: the public function, and the order of its checks and implementations. Must not know: layouts of
-products (`heads`), or how masks and windows reach a kernel (`masked`).
+products (`products`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._attention import checks, choice, flash, heads, plain
+from jaxkernels._attention import checks, choice, flash, plain
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import masked_kernels
 from jaxkernels.typing import AttentionImplementation, EmptyRows
@@ -56,25 +56,6 @@ def dot_product_attention(
     return_residual: Literal[True],
     empty_rows: EmptyRows | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
-
-
-@overload
-def dot_product_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    *,
-    scale: float | jax.Array | None = None,
-    is_causal: bool = False,
-    query_seq_lengths: ArrayLike | None = None,
-    key_value_seq_lengths: ArrayLike | None = None,
-    local_window_size: int | tuple[int, int] | None = None,
-    implementation: AttentionImplementation | None = None,
-    return_residual: bool,
-    empty_rows: EmptyRows | None = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 @eager.jit_when_eager(
@@ -204,7 +185,7 @@ def dot_product_attention(
     given = checks.as_operands(
         *(query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
     )
-    dtype, depth = given.q.dtype, given.q.shape[-1]
+    dtype = given.q.dtype
     if dtype.name not in validate.DTYPES and not jnp.issubdtype(dtype, jnp.integer):
         checks.check_no_kernel_is_forced(dtype, implementation, empty_rows)
         return peer(implementation="cudnn" if implementation == "cudnn" else None)
@@ -212,12 +193,12 @@ def dot_product_attention(
         is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual
     )
     band = masked_kernels.band_of(is_causal, local_window_size, from_end=False)
-    scale = heads.default_scale(depth) if scale is None else scale
+    factor = checks.scale_of(scale, given.q.shape[-1])
 
     if implementation != "ffi":
         is_drop_in = not return_residual and empty_rows != "mean"
         call = choice.flash_call(
-            given, scale, band, is_drop_in=is_drop_in, is_pinned=implementation == "cudnn"
+            given, factor, band, is_drop_in=is_drop_in, is_pinned=implementation == "cudnn"
         )
         if call is not None:
             return flash.attention(given, call).reshape(shape)
@@ -227,7 +208,7 @@ def dot_product_attention(
     if return_residual:
         floor = plain.FINITE_FLOOR if empty_rows == "mean" else -math.inf
     result, sums = plain.attention(
-        *(given, scale, band),
+        *(given, factor, band),
         empty_rows=empty_rows or "zero",
         implementation=implementation,
         floor=floor,

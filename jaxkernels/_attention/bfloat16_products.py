@@ -66,14 +66,24 @@ def _has_vector(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> bool:
     return False
 
 
-def are_likely(*operands: jax.Array) -> bool:
-    """Whether a program with these operands will probably run on XLA's bfloat16 CPU kernels.
+def narrow_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    """`wide_dot` rounded to bfloat16."""
+    return lax.dot_general(lhs, rhs, numbers)
+
+
+# The products that `product_p` computes on a CPU, and the dtypes of their results.
+RESULT_DTYPES = {wide_dot: jnp.float32, narrow_dot: jnp.bfloat16}
+
+
+def serves(dot: Callable[..., jax.Array], *operands: jax.Array) -> bool:
+    """Whether a product by `dot` will probably run on XLA's bfloat16 CPU kernels.
 
     A wrong guess is harmless: on another platform the lowering uses the products of that platform. One
     difference remains: if vmap maps only some of the operands, the products name no dot algorithm.
     """
     return (
-        jax.default_backend() == "cpu"
+        dot in RESULT_DTYPES
+        and jax.default_backend() == "cpu"
         and all(x.dtype == jnp.bfloat16 for x in operands)
         and not compat.is_explicitly_sharded(*operands)
     )
@@ -139,23 +149,15 @@ def _abstract_eval(left: Any, right: Any, *, lacking: Lacking, dtype: Any) -> An
     return like.update(dtype=dtype)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[jax.Array, jax.Array]:
-    pairs = [(tangents[0], primals[1]), (primals[0], tangents[1])]
-    terms = [product_p.bind(*x, **params) for x in pairs if ad.Zero not in map(type, x)]
-    return product_p.bind(*primals, **params), functools.reduce(jnp.add, terms)
-
-
-def _transpose(ct: Any, left: Any, right: Any, *, lacking: Lacking, dtype: Any) -> list[Any]:
+def _cotangent(
+    moving: int, ct: Any, left: Any, right: Any, *, lacking: Lacking, dtype: Any
+) -> jax.Array:
+    """The cotangent of the operand `moving`, as the product that lacks it."""
     del dtype
-    if type(ct) is ad.Zero:
-        return [None, None]
     others: list[Lacking] = [x for x in _ALL if x != lacking]
-    moving = 0 if ad.is_undefined_primal(left) else 1
     known = {lacking: ct.astype(jnp.bfloat16), others[1 - moving]: (right, left)[moving]}
     operands = [known[x] for x in _ALL if x in known]
-    target = (left, right)[moving].aval
-    found = product(others[moving], *operands, dtype=target.dtype)
-    return [found, None] if moving == 0 else [None, found]
+    return product(others[moving], *operands, dtype=(left, right)[moving].aval.dtype)
 
 
 def _batch(
@@ -171,8 +173,7 @@ def _batch(
 
 product_p.def_impl(functools.partial(xla.apply_primitive, product_p))
 product_p.def_abstract_eval(_abstract_eval)
-ad.primitive_jvps[product_p] = _jvp
-ad.primitive_transposes[product_p] = _transpose
+ad.defbilinear(product_p, functools.partial(_cotangent, 0), functools.partial(_cotangent, 1))
 batching.primitive_batchers[product_p] = _batch
 mlir.register_lowering(product_p, mlir.lower_fun(_elsewhere, multiple_results=False))
 mlir.register_lowering(product_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")

@@ -5,12 +5,13 @@ Owns: their errors about shapes, dtypes and choices. Must not know: how attentio
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxkernels._attention import heads
 from jaxkernels._attention.problem import Operands
 from jaxkernels._core import validate
 from jaxkernels._rows import masked
@@ -37,33 +38,39 @@ def as_operands(*arguments: Any) -> Operands:
     Raises jax.nn's classes of errors for arrays whose shapes or dtypes do not fit.
     """
     given = dict(zip(_NAMES, arguments, strict=True))
-    needed = {name: _as_4d(as_array(name, given.pop(name))) for name in _NAMES[:3]}
+    q, k, v = (_as_4d(as_array(name, given.pop(name))) for name in _NAMES[:3])
     others = {name: as_array(name, x) for name, x in given.items() if x is not None}
-    _check_operands(**needed)
+    _check_operands(query=q, key=k, value=v)
     sides = {name: others[name] for name in ("bias", "mask") if name in others}
-    query, key, value = needed.values()
     if "mask" in sides:
         validate.as_mask(NAME, "mask", sides["mask"])
     try:
-        _check_scores(query.shape, key.shape, sides)
+        _check_scores(q.shape, k.shape, sides)
     except ValueError as error:
-        if _fit_with_heads_first(query.shape, key.shape, sides):
+        if _fit_with_heads_first(q.shape, k.shape, sides):
             raise ValueError(f"{error}{_HEADS_FIRST}") from None
         raise
-    lengths = [others.get(name) for name in _NAMES[5:]]
-    for name, x in zip(_NAMES[5:], lengths, strict=True):
-        if x is not None and (x.shape != key.shape[:1] or x.dtype != jnp.int32):
+    for name in _NAMES[5:]:
+        x = others.get(name)
+        if x is not None and (x.shape != k.shape[:1] or x.dtype != jnp.int32):
             raise ValueError(
-                f"{NAME}: {name} must be an int32 array of shape ({key.shape[0]},); "
+                f"{NAME}: {name} must be an int32 array of shape ({k.shape[0]},); "
                 f"got {x.dtype} of shape {x.shape}"
             )
-    sides = {name: _as_4d(x) for name, x in sides.items()}
-    return Operands(query, key, value, sides.get("bias"), sides.get("mask"), *lengths)
+    others |= {name: _as_4d(x) for name, x in sides.items()}
+    return Operands(q, k, v, *map(others.get, _NAMES[3:]))
 
 
 def _as_4d(x: jax.Array) -> jax.Array:
     """`x` with leading dimensions added, up to four."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def scale_of(scale: Any, depth: int) -> Any:
+    """The scale; None means 1 / sqrt(depth), or 1 if depth is 0, where all scores are 0."""
+    if scale is not None:
+        return scale
+    return 1.0 / math.sqrt(depth) if depth else 1.0
 
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:
@@ -113,11 +120,17 @@ def _check_operands(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
 
 def _check_scores(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> None:
     """Raises ValueError unless N is a multiple of K, and bias and mask broadcast to the scores."""
-    heads.check_groups(NAME, query[2], key[2])
+    check_groups(NAME, query[2], key[2])
     scores = (query[0], query[2], query[1], key[1])
     for name, x in sides.items():
-        heads.check_fits(NAME, name, x, scores)
-        heads.check_means_no_batch(NAME, name, x.shape, scores)
+        check_fits(NAME, name, x.shape, scores)
+        if 1 < x.ndim < 4 and x.shape[0] == scores[0] != 1:
+            aligned = tuple(range(4 - x.ndim, 4))  # NumPy aligns the last dimensions
+            raise ValueError(
+                f"{NAME}: {name} has shape {x.shape}, whose first dimension may be the batch"
+                f"{validate.side_advice(name, x.shape, scores)}, or "
+                f"{validate.side_written(name, aligned, 4)}"
+            )
 
 
 def _fit_with_heads_first(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> bool:
@@ -128,6 +141,29 @@ def _fit_with_heads_first(query: Shape, key: Shape, sides: dict[str, jax.Array])
     except ValueError:
         return False
     return True
+
+
+def check_groups(function: str, heads: int, key_heads: int) -> None:
+    """Raises ValueError unless every key head serves the same number of query heads."""
+    if heads != key_heads and (key_heads == 0 or heads % key_heads != 0):
+        raise ValueError(
+            f"{function}: the number of query heads must be a multiple of the number of key/value "
+            f"heads; got {heads} and {key_heads}"
+        )
+
+
+def check_fits(function: str, argument: str, shape: Shape, scores: Shape) -> None:
+    """Raises ValueError unless a bias or mask broadcasts to the shape of the scores."""
+    try:
+        fits = lax.broadcast_shapes(shape, scores) == scores
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{function}: {argument} must broadcast to the shape {scores} of the scores "
+            f"(batch, heads, queries, keys); got {shape}"
+            f"{validate.side_advice(argument, shape, scores)}"
+        )
 
 
 def check_flax_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value: Any) -> None:
@@ -158,7 +194,7 @@ def check_flax_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> Non
         raise ValueError(
             f"{FLAX_NAME}: key and value must have one length and number of heads; {shapes}"
         )
-    heads.check_groups(FLAX_NAME, query.shape[-2], key.shape[-2])
+    check_groups(FLAX_NAME, query.shape[-2], key.shape[-2])
     if query.dtype.name not in validate.DTYPES:
         raise TypeError(
             f"{FLAX_NAME}: kernels exist for {', '.join(validate.DTYPES)}; got {query.dtype}"

@@ -4,7 +4,7 @@
 operands and results of those in `cudnn`, so one form can run forward and the other backward.
 
 Owns: the conversion of masks, lengths and bands for the row operation. Must not know: what users may
-pass, layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
+pass, layouts of products (`products`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._attention import heads, unit_sums
+from jaxkernels._attention import products
 from jaxkernels._attention.checks import NAME
 from jaxkernels._attention.problem import HIDDEN, MOVING, Call, Operands
 from jaxkernels._rows import masked, masked_kernels, reference
@@ -43,7 +43,7 @@ def attention(
     result, if only derivatives are needed.
     """
     q, k, v = given.q, given.k, given.v
-    scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
+    scores = products.scores(q, k, products.dot_of(q.dtype, wide=True))
     scores, factor = masked.fused_scale(NAME, scores, scale)
     seen = both(given.mask, within(given.k_lengths, k.shape[1], (1, 2)))
     weights = masked.apply(
@@ -57,7 +57,7 @@ def attention(
         implementation=implementation,
         result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
     )
-    result = unit_sums.weighted_values(weights, v, heads.dot_of(k.dtype), known)
+    result = products.softmax_weighted_values(weights, v, products.dot_of(k.dtype), known)
     rows = within(given.q_lengths, q.shape[1], (2, 3))
     if rows is not None:
         result = jnp.where(rows, result, 0)

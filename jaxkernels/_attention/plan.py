@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxkernels._attention import choice, cudnn, heads
+from jaxkernels._attention import checks, choice, cudnn
 from jaxkernels._core import devices, validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import AttentionImplementation, Device, DeviceName, Dtype, EmptyRows
@@ -104,7 +104,7 @@ def plan_attention(
         raise ValueError(
             f"query_shape and key_shape must have one batch size and depth; got {q}, {k}"
         )
-    heads.check_groups(_NAME, q[2], k[2])
+    checks.check_groups(_NAME, q[2], k[2])
     problem = choice.Problem(
         (*q[:2], k[1], q[2], *k[2:]),
         name,
