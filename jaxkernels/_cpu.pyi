@@ -1,6 +1,5 @@
 """The extension module of the CPU kernels and of the GPU kernels' plans; it is always built."""
 
-from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from jaxkernels.typing import Algorithm, Tier
@@ -105,43 +104,5 @@ class SgemmPlan:
     pack_c: Final[int]
     reduce_pack: Final[int]
 
-# Bound of an open side of a band. Other bounds and column indices are smaller.
-UNBOUNDED: int
-# Most batch dimensions of a matrix product, after adjacent ones that broadcast alike are merged.
-MAX_BATCH_DIMS: int
-# The reason why the build has no CUDA module; empty if it has one.
-WHY_NO_CUDA: str
-
-def registrations() -> dict[str, Any]: ...
-def ffi_api_version() -> tuple[int, int]: ...
-def row_operations() -> dict[str, dict[str, Any]]: ...
-def named_devices() -> dict[str, DeviceLimits]: ...
-def plan_softmax(
-    rows: int,
-    cols: int,
-    dtype: str,
-    operation: str,
-    limits: DeviceLimits,
-    tier: str,
-    part: str = "whole",
-    offset: int = 0,
-    shifted: bool = False,
-) -> SoftmaxPlan: ...
-def sgemm_algorithms() -> list[str]: ...
-def sgemm_tiles() -> list[tuple[int, int, int]]: ...
-def sgemm_problem(
-    a_shape: Sequence[int], b_shape: Sequence[int], trans_a: bool, trans_b: bool
-) -> tuple[int, int, int, list[tuple[int, int, int]]]: ...
-def plan_sgemm(
-    a_shape: Sequence[int],
-    b_shape: Sequence[int],
-    trans_a: bool,
-    trans_b: bool,
-    limits: DeviceLimits,
-    algorithm: str = "auto",
-    split_k: int = 0,
-    for_batch: bool = False,
-    aligned_a: bool = True,
-    aligned_b: bool = True,
-    aligned_c: bool = True,
-) -> SgemmPlan: ...
+# The rest is private: `jaxkernels._core.registry` reads it.
+def __getattr__(name: str) -> Any: ...

@@ -63,14 +63,6 @@ def as_float32(
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
 
-def takes_other_dtypes(
-    other_dtypes: str | None, algorithm: str | None, implementation: str | None
-) -> bool:
-    """Whether operands of other dtypes are accepted: `other_dtypes` is given and no kernel is forced."""
-    validate.check_choice("other_dtypes", other_dtypes, validate.OTHER_DTYPES)
-    return other_dtypes is not None and algorithm is None and implementation is None
-
-
 def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
     """Whether XLA computes the product of operands of these dtypes.
 

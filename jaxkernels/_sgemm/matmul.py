@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,6 @@ DotDimensionNumbers = tuple[
 ]
 
 
-@eager.jit_when_eager("a", "b")
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -103,28 +102,10 @@ def matmul(
         The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the last three
         kernels are ours (ffi/sgemm/README.md).
     """
-    reference = functools.partial(
-        jnp.matmul, preferred_element_type=preferred_element_type, out_sharding=out_sharding
+    return _product(
+        *("matmul", a, b, None, precision, preferred_element_type),
+        *(out_sharding, algorithm, implementation, other_dtypes),
     )
-
-    def kernel(a: jax.Array, b: jax.Array) -> jax.Array:
-        if a.ndim <= 2 or b.ndim <= 2:
-            # At most one operand has batch dimensions; they become free dimensions.
-            numbers = (((a.ndim - 1,), (max(b.ndim - 2, 0),)), ((), ()))
-            product = contraction.dot_general(
-                a, b, numbers, out_sharding, algorithm, implementation
-            )
-            # The product has the shape (m, ..., n); jnp.matmul returns (..., m, n).
-            return product if b.ndim <= 2 or a.ndim == 1 else jnp.moveaxis(product, 0, -2)
-        if out_sharding is not None:
-            checks.check_no_kernel_is_forced(algorithm, implementation)
-            return reference(a, b, precision=lax.Precision.HIGHEST)
-        rank = max(a.ndim, b.ndim)
-        a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-        return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))
-
-    options = (precision, preferred_element_type, algorithm, implementation, other_dtypes)
-    return _dispatch("matmul", kernel, reference, a, b, *options)
 
 
 def dot_general(
@@ -186,17 +167,22 @@ def dot_general(
     validate.check_static(dimension_numbers=dimension_numbers)
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
-    return _dot_general(
-        *(lhs, rhs, numbers, precision, preferred_element_type),
+    return _product(
+        *("dot_general", lhs, rhs, numbers, precision, preferred_element_type),
         *(out_sharding, algorithm, implementation, other_dtypes),
     )
 
 
-@eager.jit_when_eager("lhs", "rhs")
-def _dot_general(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
-    numbers: tuple[Any, Any],
+def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(operator.index, pair[0])), tuple(map(operator.index, pair[1]))
+
+
+@eager.jit_when_eager("a", "b")
+def _product(
+    function: str,
+    a: ArrayLike,
+    b: ArrayLike,
+    numbers: Any,
     precision: Any,
     preferred_element_type: DTypeLike | None,
     out_sharding: Any,
@@ -204,47 +190,37 @@ def _dot_general(
     implementation: Implementation | None,
     other_dtypes: OtherDtypes | None,
 ) -> jax.Array:
-    reference = functools.partial(
-        lax.dot_general,
-        dimension_numbers=numbers,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
-    )
-
-    def kernel(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-        return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
-
-    options = (precision, preferred_element_type, algorithm, implementation, other_dtypes)
-    return _dispatch("dot_general", kernel, reference, lhs, rhs, *options)
-
-
-def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(map(operator.index, pair[0])), tuple(map(operator.index, pair[1]))
-
-
-def _dispatch(
-    function: str,
-    kernel: Callable[[jax.Array, jax.Array], jax.Array],
-    reference: Callable[..., jax.Array],
-    a: ArrayLike,
-    b: ArrayLike,
-    precision: Any,
-    preferred_element_type: DTypeLike | None,
-    algorithm: Algorithm | None,
-    implementation: Implementation | None,
-    other_dtypes: OtherDtypes | None,
-) -> jax.Array:
-    """`kernel(a, b)` of float32 operands, or XLA's product, `reference(a, b, precision=...)`.
+    """The product of `matmul`, or of `dot_general` with dimension numbers.
 
     XLA computes products that ask for it, and those of other dtypes if `other_dtypes` allows them.
     """
+    options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
+    reference = functools.partial(jnp.matmul, **options)
+    if numbers is not None:
+        reference = functools.partial(lax.dot_general, dimension_numbers=numbers, **options)
     a, b = checks.as_operands(function, a, b)
     if checks.asks_for_xla(algorithm, implementation):
         return reference(a, b, precision=lax.Precision.HIGHEST)
-    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
+    validate.check_choice("other_dtypes", other_dtypes, validate.OTHER_DTYPES)
+    widens = other_dtypes is not None and algorithm is implementation is None
     if widens and checks.are_xlas(a, b, preferred_element_type):
         return reference(a, b, precision=checks.xlas_precision(a, b, precision))
     checks.check_precision(precision)
     # eval_shape raises the reference's errors for bad shapes and unknown precisions.
     jax.eval_shape(functools.partial(reference, precision=precision), a, b)
-    return kernel(*checks.as_float32(function, a, b, preferred_element_type, widens))
+    a, b = checks.as_float32(function, a, b, preferred_element_type, widens)
+    choices = (out_sharding, algorithm, implementation)
+    if numbers is not None:
+        return contraction.dot_general(a, b, numbers, *choices)
+    if a.ndim <= 2 or b.ndim <= 2:
+        # At most one operand has batch dimensions; they become free dimensions.
+        numbers = (((a.ndim - 1,), (max(b.ndim - 2, 0),)), ((), ()))
+        product = contraction.dot_general(a, b, numbers, *choices)
+        # The product has the shape (m, ..., n); jnp.matmul returns (..., m, n).
+        return product if b.ndim <= 2 or a.ndim == 1 else jnp.moveaxis(product, 0, -2)
+    if out_sharding is not None:
+        checks.check_no_kernel_is_forced(algorithm, implementation)
+        return reference(a, b, precision=lax.Precision.HIGHEST)
+    rank = max(a.ndim, b.ndim)
+    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))

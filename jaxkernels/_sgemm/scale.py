@@ -10,7 +10,6 @@ Owns: the transformation rules. Must not know: matrix products.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,22 +40,8 @@ def _reference(factor: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(aligned == 0, jnp.zeros((), x.dtype), aligned * x)
 
 
-def _jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    (factor, x), (factor_dot, x_dot) = primals, tangents
-    terms = []
-    if type(factor_dot) is not ad.Zero:
-        terms.append(scale(factor_dot, x))
-    if type(x_dot) is not ad.Zero:
-        terms.append(scale(factor, x_dot))
-    return scale(factor, x), functools.reduce(jnp.add, terms)
-
-
-def _transpose(ct: Any, factor: Any, x: Any) -> list[Any]:
-    if type(ct) is ad.Zero:
-        return [None, None]
-    if ad.is_undefined_primal(x):
-        return [None, scale(factor, ct)]
-    return [jnp.sum(ct * x, axis=tuple(range(factor.aval.ndim, x.ndim))), None]
+def _cotangent_of_factor(ct: jax.Array, factor: Any, x: jax.Array) -> jax.Array:
+    return jnp.sum(ct * x, axis=tuple(range(factor.aval.ndim, x.ndim)))
 
 
 def _batch(
@@ -72,6 +57,5 @@ def _batch(
 
 
 compat.define(scale_p, _abstract_eval, _batch)
-ad.primitive_jvps[scale_p] = _jvp
-ad.primitive_transposes[scale_p] = _transpose
+ad.defbilinear(scale_p, _cotangent_of_factor, lambda ct, factor, x: scale(factor, ct))
 mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))

@@ -115,14 +115,14 @@ def _sgemm(
         if x.ndim < 2:
             raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
     operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    product_of = primitive.multiply
-    if checks.asks_for_xla(algorithm, implementation):
+    is_xlas = checks.asks_for_xla(algorithm, implementation)
+    product_of = primitive.reference if is_xlas else primitive.multiply
+    has_arrays = isinstance(alpha, jax.Array) or isinstance(beta, jax.Array)
+    if is_xlas or has_arrays:  # raises the primitive's errors
         jax.eval_shape(functools.partial(primitive.multiply, options=options), *operands)
-        product_of = primitive.reference
-    if not isinstance(alpha, jax.Array) and not isinstance(beta, jax.Array):
+    if not has_arrays:
         return product_of(*operands, options=options)
     # XLA applies factors that are JAX arrays.
-    jax.eval_shape(functools.partial(primitive.multiply, options=options), *operands)
     without_c = dataclasses.replace(options, beta=0.0)
     result = product_of(*operands[:2], options=without_c)
     if isinstance(alpha, jax.Array):
