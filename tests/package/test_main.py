@@ -1,6 +1,5 @@
 """python -m jaxkernels."""
 
-import dataclasses
 import re
 
 import gemm_cases
@@ -12,6 +11,7 @@ import jaxkernels as jk
 from jaxkernels import __main__ as main_module
 from jaxkernels import _selfcheck
 from jaxkernels._core import registry
+from jaxkernels.verify.run import Outcome, outcomes
 
 
 @pytest.mark.smoke
@@ -43,14 +43,13 @@ def test_help_runs_nothing(capsys):
 
 
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
-    right = _selfcheck.Check("cpu", "float32", "auto", "softmax_fwd", error=0.5)
-    wrong = dataclasses.replace(right, error=2.0)
-    nan = dataclasses.replace(right, error=float("nan"))
-    broken = dataclasses.replace(right, problem="no such target")
-    for checks, code in (([right], 0), ([right, wrong], 1), ([nan], 1), ([broken], 1), ([], 1)):
-        monkeypatch.setattr(_selfcheck, "run", lambda platform, checks=checks: checks)
+    problem = next(_selfcheck.problems("cpu"))
+    right = Outcome(problem, 1, 0.5)
+    wrong = Outcome(problem, 1, 2.0, ((0, "y: 2 times the bound"),))
+    for some, code in (([right], 0), ([right, wrong], 1), ([], 1)):
+        monkeypatch.setattr(_selfcheck, "run", lambda platform, some=some: some)
         assert main_module.main() == code
-        assert ("FAILED" in capsys.readouterr().out) == bool(code and checks)
+        assert ("FAILED: y: 2 times" in capsys.readouterr().out) == (wrong in some)
 
 
 def _tf32(x):
@@ -69,7 +68,7 @@ def _tf32(x):
 )
 def test_a_wrong_product_is_noticed(change, monkeypatch):
     right = jk.sgemm
-    cases = [x for x in _selfcheck._cases("cpu") if x.problem.operation == "sgemm"]
-    assert max(case.errors()["sgemm"] for case in cases) <= 1
+    some = [x for x in _selfcheck.problems("cpu") if x.operation == "sgemm"]
+    assert not any(x.failures for x in outcomes(some, 1))
     monkeypatch.setattr(jk, "sgemm", lambda *x, **options: change(right, *x, **options))
-    assert max(case.errors()["sgemm"] for case in cases) > 1
+    assert any(x.failures for x in outcomes(some, 1))
