@@ -6,6 +6,7 @@ Owns: the replacement of module attributes, and their restoration. Must not know
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 import threading
@@ -16,71 +17,67 @@ from jaxkernels import optax
 from jaxkernels._rows import logsumexp, softmax
 
 
+@dataclasses.dataclass
 class _Patch:
     """Module attributes that are replaced while any block is open."""
 
-    def __init__(self, *modules: str, imported: str, replacements: dict[str, Callable[..., Any]]):
-        """Takes the module that defines the functions, and those that re-export them.
-
-        `imported` is a module that is imported before a block opens. `replacements` are ours, by name.
-        """
-        self._modules = modules
-        self._imported = imported
-        self._replacements = replacements
-        self._lock = threading.Lock()
-        self._open_blocks = 0
-        self._originals: dict[str, Any] = {}
+    modules: tuple[str, ...]  # the one that defines the functions, then those that re-export them
+    imported: str  # the module that is imported before a block opens
+    replacements: dict[str, Callable[..., Any]]
+    originals: dict[str, Any] = dataclasses.field(default_factory=dict)
+    open_blocks: int = 0
+    lock: Any = dataclasses.field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """Replaces the attributes; the end of the last block restores them."""
-        importlib.import_module(self._imported)
-        with self._lock:
-            if self._open_blocks == 0:
-                home = sys.modules[self._modules[0]]
-                self._originals = {name: getattr(home, name) for name in self._replacements}
-            self._open_blocks += 1
-            self._swap(self._originals, self._replacements)
+        importlib.import_module(self.imported)
+        with self.lock:
+            if self.open_blocks == 0:
+                home = sys.modules[self.modules[0]]
+                self.originals = {name: getattr(home, name) for name in self.replacements}
+            self.open_blocks += 1
+            self._swap(self.originals, self.replacements)
         try:
             yield
         finally:
-            with self._lock:
-                self._open_blocks -= 1
-                if self._open_blocks == 0:
-                    self._swap(self._replacements, self._originals)
+            with self.lock:
+                self.open_blocks -= 1
+                if self.open_blocks == 0:
+                    self._swap(self.replacements, self.originals)
 
     def _swap(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         """Replaces old functions, also in modules that were imported inside the block.
 
         Other attributes are users' patches and stay.
         """
-        for module in map(sys.modules.get, self._modules):
+        for module in map(sys.modules.get, self.modules):
             for name, function in old.items():
                 if getattr(module, name, None) is function:
                     setattr(module, name, new[name])
 
 
 _JAX_NN = _Patch(
-    "jax.nn",
-    "jax.scipy.special",
-    "flax.core.nn",
-    "flax.linen",
-    "flax.linen.activation",
-    "flax.nnx",
-    "flax.nnx.nn.activations",
-    imported="jax.scipy.special",  # JAX imports it lazily
-    replacements={
+    (
+        "jax.nn",
+        "jax.scipy.special",
+        "flax.core.nn",
+        "flax.linen",
+        "flax.linen.activation",
+        "flax.nnx",
+        "flax.nnx.nn.activations",
+    ),
+    "jax.scipy.special",  # JAX imports it lazily
+    {
         "softmax": softmax.softmax,
         "log_softmax": softmax.log_softmax,
         "logsumexp": logsumexp.logsumexp,
     },
 )
 _OPTAX = _Patch(
+    ("optax", "optax.losses", "optax.losses._classification"),
     "optax",
-    "optax.losses",
-    "optax.losses._classification",
-    imported="optax",
-    replacements={name: getattr(optax, name) for name in optax.__all__},
+    {name: getattr(optax, name) for name in optax.__all__},
 )
 
 

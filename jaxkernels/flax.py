@@ -165,12 +165,16 @@ def dot_product_attention(
     drops = not deterministic and dropout_rate > 0.0
     asks_more = hooked or drops or bool(force_fp32_for_softmax) or module is not None
     if not asks_more and implementation is precision is None:
-        is_drop_in = empty_rows == "zero"
-        result = _flash_attention(query, key, value, bias, mask, factor, band, is_drop_in)
+        given = Operands(query, key, value, bias, mask)
+        result = _flash_attention(given, factor, band, empty_rows == "zero")
         if result is not None:
             return result
-    if hooked:
-        query, factor = _scaled_queries(query, scale), 1.0
+    if hooked:  # scales as Flax does
+        if scale is None:
+            query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+        else:
+            query = query * jnp.asarray(scale, query.dtype)
+        factor = 1.0
     if qk_attn_weights_einsum is not None:
         checks.check_equal_heads(query, key)
         scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
@@ -204,16 +208,10 @@ def dot_product_attention(
 
 
 def _flash_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    scale: Any,
-    band: masked_kernels.Band,
-    is_drop_in: bool,
+    given: Operands, scale: Any, band: masked_kernels.Band, is_drop_in: bool
 ) -> jax.Array | None:
     """The result of flash attention, with all leading dimensions as one; None if it does not serve."""
+    query, key, value = given.q, given.k, given.v
     batch = query.shape[:-3]
     sizes = (*query.shape, *key.shape)
     fits = key.shape == value.shape and query.dtype == key.dtype == value.dtype
@@ -224,7 +222,7 @@ def _flash_attention(
     if len(batch) > 1 and compat.is_explicitly_sharded(query, key, value):
         return None  # reshape cannot fold explicitly sharded dimensions
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
-    given = Operands(q, k, v, _folded(bias, batch), _folded(mask, batch))
+    given = Operands(q, k, v, _folded(given.bias, batch), _folded(given.mask, batch))
     call = choice.flash_call(given, scale, band, is_drop_in=is_drop_in)
     return None if call is None else flash.attention(given, call).reshape(query.shape)
 
@@ -244,13 +242,6 @@ def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> products.
     if hook is not None:
         return functools.partial(hook, precision=precision)
     return products.dot_of(dtype, precision, wide=wide)
-
-
-def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Array:
-    """The queries multiplied by the scale, as in Flax."""
-    if scale is None:
-        return query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-    return query * jnp.asarray(scale, query.dtype)
 
 
 def _side(name: str, x: Any, scores: tuple[int, ...]) -> jax.Array | None:

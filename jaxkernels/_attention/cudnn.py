@@ -18,8 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkernels._attention import plain
-from jaxkernels._attention.problem import HIDDEN, Call, Operands
+from jaxkernels._attention.problem import HIDDEN, Call, Operands, both, within
 from jaxkernels._rows import reference
 
 # Largest window passed to XLA, which stores it in 32 bits; no sequence is that long.
@@ -109,12 +108,12 @@ def _convert(call: Call, given: Operands) -> tuple[Operands, jax.Array | None]:
     found = given._replace(mask=None, q_lengths=q_lengths, k_lengths=k_lengths)
     seen, hidden = given.mask, HIDDEN[dtype.name]
     if given.bias is not None:
-        seen = plain.both(seen, ~(given.bias <= hidden))
+        seen = both(seen, ~(given.bias <= hidden))
     if seen is None:
-        alive = plain.within(given.k_lengths, 1, (1, 2))  # without a window all see the first key
+        alive = within(given.k_lengths, 1, (1, 2))  # without a window all see the first key
     else:
         band = None if call.band.is_open else reference.band((1, 1, t, s), **call.band.attributes())
-        visible = plain.both(plain.both(seen, band), plain.within(given.k_lengths, s, (1, 2)))
+        visible = both(both(seen, band), within(given.k_lengths, s, (1, 2)))
         alive = jnp.any(visible, axis=-1, keepdims=True)  # pyright: ignore[reportArgumentType]
         zero = jnp.zeros((), dtype)
         total = jnp.where(
@@ -122,7 +121,7 @@ def _convert(call: Call, given: Operands) -> tuple[Operands, jax.Array | None]:
         )
         total = jnp.where(alive, total, zero)
         found = found._replace(bias=jnp.broadcast_to(total, (*total.shape[:2], t, s)))
-    alive = plain.both(alive, plain.within(given.q_lengths, t, (1, 3)))
+    alive = both(alive, within(given.q_lengths, t, (1, 3)))
     return found, None if alive is None else jnp.swapaxes(alive, 1, 2)
 
 

@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxkernels._attention import products
 from jaxkernels._attention.checks import NAME
-from jaxkernels._attention.problem import HIDDEN, MOVING, Call, Operands
+from jaxkernels._attention.problem import HIDDEN, MOVING, Call, Operands, both, within
 from jaxkernels._rows import masked, masked_kernels, reference
 from jaxkernels.typing import EmptyRows, Implementation
 
@@ -123,18 +123,3 @@ def _known(
         return attention(moved, call.scale, call.band, known=y)[0]
 
     return of, [getattr(given, name) for name in call.moving]
-
-
-def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
-    """The conjunction of two masks; None masks nothing."""
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-def within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
-    """A mask of the indices below `size` that are below the lengths (B,), with two dimensions added."""
-    if lengths is None:
-        return None
-    places = jnp.arange(size, dtype=lengths.dtype)
-    return jnp.expand_dims(places[None, :] < lengths[:, None], new_dims)

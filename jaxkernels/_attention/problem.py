@@ -1,4 +1,4 @@
-"""A call of attention: its operands by name, and its static parameters.
+"""A call of attention: its operands by name, its static parameters, and what its lengths mask.
 
 Owns: the order of the operands. Must not know: how attention is computed, or by which implementation.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from jaxkernels._rows.masked_kernels import Band
 
@@ -54,3 +57,18 @@ class Call:
 def present(given: Operands) -> list[Any]:
     """The operands that are not None."""
     return [x for x in given if x is not None]
+
+
+def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    """The conjunction of two masks; None masks nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
+    """A mask of the indices below `size` that are below the lengths (B,), with two dimensions added."""
+    if lengths is None:
+        return None
+    places = jnp.arange(size, dtype=lengths.dtype)
+    return jnp.expand_dims(places[None, :] < lengths[:, None], new_dims)

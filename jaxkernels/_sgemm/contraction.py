@@ -15,14 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._core import compat, validate
+from jaxkernels._core import compat
 from jaxkernels._sgemm import checks, default_algorithm, primitive
 from jaxkernels._sgemm.options import Options
 
 
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> Options:
     """Builds `Options` from users' `algorithm` and `implementation`; other options pass unchanged."""
-    validate.check_static(algorithm=algorithm, implementation=implementation)
     rung = algorithm or default_algorithm.current()
     return Options(algorithm=rung, require_kernel=implementation == "ffi", **options)
 

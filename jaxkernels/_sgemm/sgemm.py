@@ -102,6 +102,7 @@ def _sgemm(
         operands.append(validate.as_array("sgemm", "c", c))
     for name, x in zip("abc", operands, strict=False):
         checks.check_float32("sgemm", name, x)
+    is_xlas = checks.asks_for_xla(algorithm, implementation)
     rank = max(a.ndim, b.ndim, 2)
     options = contraction.options_of(
         algorithm,
@@ -115,7 +116,6 @@ def _sgemm(
         if x.ndim < 2:
             raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
     operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    is_xlas = checks.asks_for_xla(algorithm, implementation)
     product_of = primitive.reference if is_xlas else primitive.multiply
     has_arrays = isinstance(alpha, jax.Array) or isinstance(beta, jax.Array)
     if is_xlas or has_arrays:  # raises the primitive's errors
