@@ -167,15 +167,3 @@ def test_exported_for_a_gpu_they_name_their_algorithm(lacking):
     text = exported.mlir_module()
     assert "accumulation_type = f32" in text
     assert "optimization_barrier" not in text
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_policies_save_them():
-    x = jnp.ones((B, Q, H, D), jnp.bfloat16)
-
-    def products(policy):
-        layer = jax.checkpoint(lambda x: jnp.sin(attention(x, x, x)), policy=policy)
-        return count(jax.grad(lambda x: layer(x).sum()), x)[0]
-
-    policies = jk.checkpoint_policies
-    assert products(policies.dots_saveable) < products(policies.dots_with_no_batch_dims_saveable)

@@ -3,8 +3,6 @@
 import functools
 import inspect
 
-import flax.linen
-import flax.nnx
 import gemm_cases as cases
 import jax
 import jax.numpy as jnp
@@ -14,12 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxkernels as jk
 
-PRODUCTS = ("jaxkernels_sgemm", "dot_general")
+PRODUCTS = ("jaxkernels_sgemm", "jaxkernels_cpu_product", "dot_general")
 NAMES = (
     "dots_saveable",
-    "checkpoint_dots",
     "dots_with_no_batch_dims_saveable",
-    "checkpoint_dots_with_no_batch_dims",
     "offload_dot_with_no_batch_dims",
 )
 OTHERS = ("everything_saveable", "nothing_saveable")
@@ -69,26 +65,6 @@ def counts(function, *operands):
     return sum(name in PRODUCTS for name in names), names.count("device_put")
 
 
-def dense(dot_general):
-    """Two layers of flax.linen, as a function of their parameters and x."""
-    layers = flax.linen.Sequential(
-        [
-            flax.linen.Dense(7, dot_general=dot_general),
-            jnp.sin,
-            flax.linen.Dense(5, dot_general=dot_general),
-            jnp.sin,
-        ]
-    )
-    return lambda p, x: layers.apply(p, x)
-
-
-def linear(dot_general):
-    """A layer of flax.nnx, as a function of its state and x."""
-    layer = flax.nnx.Linear(4, 7, dot_general=dot_general, rngs=flax.nnx.Rngs(0))
-    graph, _ = flax.nnx.split(layer)
-    return lambda state, x: jnp.sin(flax.nnx.merge(graph, state)(x))
-
-
 def sine_of(product):
     return lambda x, w: jnp.sin(product(jnp.cos(x), w))
 
@@ -123,19 +99,10 @@ def array(*shape):
     return jnp.asarray(cases.operand("normal", shape))
 
 
-PARAMS = {
-    "params": {
-        "layers_0": {"kernel": array(4, 7), "bias": array(7)},
-        "layers_2": {"kernel": array(7, 5), "bias": array(5)},
-    }
-}
-STATE = flax.nnx.state(flax.nnx.Linear(4, 7, rngs=flax.nnx.Rngs(0)))
 DOTS = (jk.dot_general, jax.lax.dot_general)
 MATMULS = (jk.matmul, jnp.matmul)
 # Functions of ours and XLA's, and operands.
 CASES = {
-    "linen-rows": (dense, DOTS, (PARAMS, array(2, 3, 4))),
-    "nnx": (linear, DOTS, (STATE, array(3, 4))),
     "matmul": (sine_of, MATMULS, (array(3, 4), array(4, 5))),
     "matmul-vector": (sine_of, MATMULS, (array(4), array(4, 5))),
     "matmul-rows": (sine_of, MATMULS, (array(2, 6, 3, 4), array(4, 5))),
@@ -172,15 +139,17 @@ def test_as_many_products_as_with_xlas(case, name):
     assert counts(got, *operands) == counts(want, *operands)
 
 
-def test_attention_in_float32():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention(dtype):
     """Its products have batch dimensions, of samples and heads."""
-    x = array(2, 6, 3, 8)
+    x = array(2, 6, 3, 8).astype(dtype)
     layer = lambda x: jnp.sin(jk.dot_product_attention(x, x, x))  # noqa: E731
     whole, _ = counts(layer, x)
     policies = jk.checkpoint_policies
     saved, _ = counts(jax.checkpoint(layer, policy=policies.dots_saveable), x)
     again, _ = counts(jax.checkpoint(layer, policy=policies.dots_with_no_batch_dims_saveable), x)
-    assert saved == whole < again
+    assert saved < again
+    assert saved == whole or dtype == "bfloat16"  # bfloat16 has one product more
 
 
 def test_products_of_jax_and_names_are_saved_too():
@@ -201,10 +170,10 @@ def test_products_of_jax_and_names_are_saved_too():
 
     stock, ours = jax.checkpoint_policies, jk.checkpoint_policies.dots_saveable
     both = stock.save_from_both_policies(ours, stock.save_only_these_names("last"))
-    assert operations(stock.nothing_saveable) == [4, 4, 4, 2]
-    assert operations(stock.dots_saveable) == [4, 3, 3, 2]
-    assert operations(ours) == [3, 3, 3, 2]
-    assert operations(both) == [3, 3, 3, 1]
+    assert operations(stock.nothing_saveable) == [4, 0, 4, 4, 2]
+    assert operations(stock.dots_saveable) == [4, 0, 3, 3, 2]
+    assert operations(ours) == [3, 0, 3, 3, 2]
+    assert operations(both) == [3, 0, 3, 3, 1]
 
 
 def test_policies_are_values():

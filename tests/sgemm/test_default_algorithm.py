@@ -1,7 +1,6 @@
 """default_algorithm and its environment variable: the rung of products that name none."""
 
 import re
-import threading
 
 import jax
 import numpy as np
@@ -65,15 +64,6 @@ def test_a_jitted_function_is_traced_anew():
         function(A, B)
     function(A, B)
     assert len(traced) == 2
-
-
-def test_a_block_belongs_to_its_thread():
-    seen = []
-    with jk.default_algorithm("naive"):
-        thread = threading.Thread(target=lambda: seen.append(rungs_of(jk.matmul, A, B)))
-        thread.start()
-        thread.join()
-    assert seen == [["auto"]]
 
 
 SHOWN = """

@@ -116,17 +116,6 @@ def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
     cases.check(got[0], a, B)
 
 
-@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_partitions_under_a_mesh_that_is_set(axis_type, cpu_devices):
-    """The program of one device knows nothing of it."""
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2, devices=cpu_devices)
-    with jax.set_mesh(mesh):
-        a, b = split(mesh, A, "x"), split(mesh, B, None, "y")
-        found, got = collectives_of(functools.partial(wrapped, Options(alpha=0.5)), a, b)
-        assert found == []
-        cases.check(got, A, B, alpha=0.5)
-
-
 def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     a = split(mesh, cases.operand("normal", (8, 8, 24)), "d")

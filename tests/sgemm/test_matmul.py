@@ -308,37 +308,11 @@ def test_on_a_mesh_with_explicit_axes(name):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.smoke
-def test_transformations_of_einsum_and_tensordot():
-    a, b = operands(((5, 9, 20), (20, 7)))
-
-    def gradients(einsum):
-        loss = lambda a, b: jnp.sum(jnp.sin(einsum("bij,jk->bik", a, b)))  # noqa: E731
-        return jax.jit(jax.grad(loss, (0, 1)))(a, b)
-
-    exact = functools.partial(jnp.einsum, precision="highest")
-    for x, y in zip(gradients(jk.einsum), gradients(exact), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
-    mapped = jax.vmap(functools.partial(jk.tensordot, axes=1), (0, None))(a, b)
-    np.testing.assert_allclose(mapped, jk.einsum("bij,jk->bik", a, b), rtol=1e-5, atol=1e-5)
-    _, tangent = jax.jvp(lambda a: jk.tensordot(a, b, 1), (a,), (jnp.ones_like(a),))
-    np.testing.assert_allclose(
-        tangent, np.broadcast_to(b.sum(0), tangent.shape), rtol=1e-4, atol=1e-4
-    )
-
-
 @pytest.mark.parametrize("algorithm", cases.RUNGS)
 def test_a_rung_changes_nothing_on_a_cpu(algorithm, cpu_devices):
     with jax.default_device(cpu_devices[0]):
         a, b = map(jnp.asarray, operands(((40, 50), (50, 60))))
         assert np.array_equal(jk.matmul(a, b, algorithm=algorithm), jk.matmul(a, b))
-
-
-@pytest.mark.parametrize("flag", [0, 1, 2, True, False])
-def test_flags_of_blas(flag):
-    a, b = operands(((4, 5), (5, 6)))
-    cases.check(jk.sgemm(cases.stored(a, bool(flag)), b, trans_a=flag), a, b)
-    cases.check(jk.sgemm(a, cases.stored(b, bool(flag)), trans_b=flag), a, b)
 
 
 class LinenMlp(flax.linen.Module):
@@ -367,17 +341,6 @@ def test_flax_linen_layers(shape):
     theirs = jax.value_and_grad(loss)(params, exact_dot_general)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), ours, theirs)
     assert products(lambda p: loss(p, jk.dot_general), params) == (2, 0)
-
-
-def test_a_layer_of_any_dtype():
-    x = operands(((4, 6),))[0]
-    for dtype in (jnp.float32, jnp.bfloat16):
-        product = functools.partial(jk.dot_general, other_dtypes="xla")
-        layer = flax.linen.Dense(3, dtype=dtype, dot_general=product)
-        weights = layer.init(jax.random.key(0), x)
-        assert layer.apply(weights, x).dtype == dtype
-        is_ours = dtype == jnp.float32
-        assert products(layer.apply, weights, x) == (is_ours, not is_ours)
 
 
 MEMBERS, W = operands(((6, 4, 3), (3, 5)))

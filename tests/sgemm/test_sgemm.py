@@ -134,8 +134,9 @@ def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
 
 
 @transposes
+@pytest.mark.parametrize("algorithm", [THIN, "tensor"] if cases.ON_GPU else [None])
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
-def test_slices(offset, trans_a, trans_b):
+def test_slices(offset, algorithm, trans_a, trans_b):
     """Operands that XLA hands over in place, between NaN, and that begin anywhere within 16 bytes."""
     for batch, m, n, k in SLICED:
         a, b = cases.operand("integers", (batch, m, k)), cases.operand("integers", (batch, k, n))
@@ -151,7 +152,7 @@ def test_slices(offset, trans_a, trans_b):
                 jax.lax.dynamic_slice(x, (first,), (np.prod(shape),)).reshape(shape)
                 for first, shape in zip(firsts, shapes, strict=True)
             )
-            return jk.sgemm(*operands, trans_a=trans_a, trans_b=trans_b, algorithm=THIN)
+            return jk.sgemm(*operands, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm)
 
         assert np.array_equal(product(flat), cases.bounded(a, b).value), (batch, m, n, k)
 
@@ -422,9 +423,16 @@ def test_padding_is_part_of_the_program(monkeypatch):
 
 
 @pytest.mark.xdist_group("large arrays")
-@pytest.mark.parametrize("shape", [(2**16 + 1, 2**15 + 40, 3), (3, 2**16, 2**15 + 8)])
+@pytest.mark.parametrize(
+    ("shape", "algorithm"),
+    [
+        ((2**16 + 1, 2**15 + 40, 3), None),
+        ((3, 2**16, 2**15 + 8), None),
+        ((2**16 + 1, 2**15 + 40, 32), "tensor"),
+    ],
+)
 @transposes
-def test_more_than_two_to_the_31_elements(gpu, shape, trans_a, trans_b):
+def test_more_than_two_to_the_31_elements(gpu, shape, algorithm, trans_a, trans_b):
     """Offsets are 64-bit, in C and in the operands."""
     if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
         skip_or_fail("this GPU has less than 60 GB")
@@ -432,7 +440,7 @@ def test_more_than_two_to_the_31_elements(gpu, shape, trans_a, trans_b):
     keys = jax.random.split(jax.random.key(0))
     a = jax.random.normal(keys[0], (k, m) if trans_a else (m, k))
     b = jax.random.normal(keys[1], (n, k) if trans_b else (k, n))
-    c = jk.sgemm(a, b, trans_a=trans_a, trans_b=trans_b)
+    c = jk.sgemm(a, b, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm)
     rows = np.unique(np.r_[0, m // 2, m - 2 : m])
     columns = np.unique(np.r_[0:3, n // 2, n - 3 : n])
     some_a = np.asarray(a.T[rows] if trans_a else a[rows])

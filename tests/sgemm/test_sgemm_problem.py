@@ -63,17 +63,6 @@ def test_what_else_does_not_fold():
     assert problem((4, 6, 2, 3), (1, 1, 3, 5)) == (48, 5, 3, [])  # one dimension once merged
 
 
-def test_a_folded_product_is_planned_as_one_matrix():
-    h200 = registry.cpu_module.named_devices()["h200"]
-
-    def plan(a_shape, b_shape):
-        return registry.cpu_module.plan_sgemm(a_shape, b_shape, False, False, h200)
-
-    assert plan((100, 1, 64), (1, 64, 256)) == plan((100, 64), (64, 256))
-    apart = plan((100, 64, 64), (1, 64, 256))
-    assert apart.tiles_m * apart.block_m < 100 * 64
-
-
 def test_four_dimensions_by_turns_are_served_and_five_are_not():
     four = ((2, 1, 2, 1), (1, 2, 1, 2))
     assert batch_of(*four) == [(2, 2, 0), (2, 0, 2), (2, 1, 0), (2, 0, 1)]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensor_families as families
-from conftest import skip_or_fail
 
 import jaxkernels as jk
 from jaxkernels.bench.families import DENSE, FAMILIES
@@ -139,23 +138,6 @@ def test_members_whose_k_is_split(in_axes):
         assert np.asarray(product(*own)).tobytes() == together[member].tobytes()
 
 
-@pytest.mark.xdist_group("large arrays")
-def test_a_batch_that_is_made_in_groups(gpu):
-    """Its scratch would be more than 4 GiB; members, with C, have the bits that they have alone."""
-    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
-        skip_or_fail("this GPU has less than 60 GB")
-    batch, m, n, k = 19, 8192, 128, 8192  # 10 members, and 9
-    assert jk.plan_sgemm(m, n, k, batch=batch, algorithm="tensor", device=gpu).groups == 2
-    keys = jax.random.split(jax.random.key(0), 3)
-    shapes = (batch, m, k), (batch, k, n), (batch, m, n)
-    a, b, c = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
-    product = functools.partial(tensor, beta=-1.0)
-    together = product(a, b, c)
-    for member in (0, 9, 10, 18):
-        own = np.asarray(product(a[member], b[member], c[member]))
-        assert own.tobytes() == np.asarray(together[member]).tobytes()
-
-
 def spoilt(values, seed=0):
     """Operands with a few of these values, which reach only some rows and columns of the product."""
     rng = np.random.default_rng(seed)
@@ -192,57 +174,6 @@ def test_overflow_is_infinite():
     assert np.isinf(want).any()
     assert np.isfinite(want).any()
     assert np.array_equal(np.isinf(got), np.isinf(want))
-
-
-@pytest.mark.parametrize("batches", [((4,), (1,)), ((1,), (4,)), ((2, 1, 3), (1, 5, 1))])
-def test_members_that_share_an_operand(batches):
-    a = cases.operand("wide", (*batches[0], 140, 96))
-    b = cases.operand("wide", (*batches[1], 96, 150))
-    cases.check(tensor(a, b), a, b)
-
-
-@pytest.mark.parametrize("offset", [1, 2, 3])
-def test_operands_and_results_that_begin_anywhere(offset):
-    """Slices that XLA hands over in place, and stores into the middle of an array."""
-    m, n, k = 150, 131, 77
-    rng = np.random.default_rng(offset)
-    stored = rng.standard_normal(offset + m * k + k * n).astype(np.float32)
-
-    @jax.jit
-    def program(x):
-        a = jax.lax.dynamic_slice(x, (offset,), (m * k,)).reshape(m, k)
-        b = jax.lax.dynamic_slice(x, (offset + m * k,), (k * n,)).reshape(k, n)
-        return tensor(a, b)
-
-    a, b = stored[offset:][: m * k].reshape(m, k), stored[offset + m * k :].reshape(k, n)
-    cases.check(program(stored), a, b)
-
-
-@pytest.mark.xdist_group("large arrays")
-def test_more_than_two_to_the_31_elements(gpu):
-    """Offsets in C are 64-bit."""
-    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
-        skip_or_fail("this GPU has less than 60 GB")
-    m, n, k = 2**16 + 1, 2**15 + 40, 32
-    keys = jax.random.split(jax.random.key(0))
-    a, b = jax.random.normal(keys[0], (m, k)), jax.random.normal(keys[1], (k, n))
-    assert jk.plan_sgemm(m, n, k, algorithm="tensor", device=gpu).algorithm == "tensor"
-    c = tensor(a, b)
-    rows, columns = np.r_[0, m // 2, m - 2 : m], np.r_[0:3, n // 2, n - 3 : n]
-    got = np.asarray(c[np.ix_(rows, columns)])
-    cases.check(got, np.asarray(a[rows]), np.asarray(b[:, columns]))
-
-
-def test_derivatives_stay_on_the_rung():
-    a, b = families.operands("normal", 300, 280, 320)
-    loss = lambda a, b: jnp.sum(jnp.sin(tensor(a, b)))  # noqa: E731
-    text = jax.jit(jax.grad(loss, (0, 1))).lower(a, b).as_text()
-    assert text.count('algorithm = "tensor"') == 3
-    got = jax.grad(loss, (0, 1))(a, b)
-    want = jax.grad(lambda a, b: jnp.sum(jnp.sin(highest(a, b))), (0, 1))(a, b)
-    # Sums of 320 terms about 1, whose cosines err as they do: 320 u, once for each product.
-    for x, y in zip(got, want, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=2 * 320 * 2.0**-24 * np.abs(y).max())
 
 
 def test_products_take_it_by_default():

@@ -101,22 +101,6 @@ def test_it_gives_way_where_it_cannot_serve():
     assert plan_of(40000, 32768, 32768).algorithm == "pipelined"
 
 
-def test_where_it_pays():
-    """By times of an H200, see ffi/sgemm/README.md."""
-
-    def rung(*sizes, **options):
-        return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
-
-    large = [(n, n, n) for n in (1024, 2048, 4096, 8192, 16384)]
-    large += [(4097, 4095, 4093), (8192, 4096, 1024), (50257, 768, 1024)]
-    small = [(n, n, n) for n in (1, 64, 256, 512)]
-    small += [(4096, 4096, 64), (4096, 1, 4096), (65536, 64, 64), (64, 4096, 4096)]
-    assert {rung(*sizes) for sizes in large} == {"tensor"}
-    assert {rung(*sizes) for sizes in small} <= {"pipelined", "thin"}
-    assert rung(4096, 4096, 4096, algorithm="pipelined") == "pipelined"
-    assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
-
-
 def test_which_sums_are_compensated():
     """Deep ones of so few tiles that other kernels split k; repairs by FFMA are split then, by launches."""
     assert plan_of(1100, 1100, 4096).compensated

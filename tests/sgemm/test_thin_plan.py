@@ -46,25 +46,6 @@ def test_blocks_cover_the_problem_and_fit_the_device(sizes, batch, device, trans
     assert (plan.pad_a, plan.pad_b) == (0, 0)
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(sizes=thin_sizes(), **flags)
-@hypothesis.example(sizes=(1, 1, 1), trans_a=False, trans_b=False)
-@hypothesis.example(sizes=(1, 1, 40), trans_a=True, trans_b=True)
-@hypothesis.example(sizes=(1, 2, 40), trans_a=True, trans_b=True)
-def test_few_k_have_the_memory_that_their_stages_take(sizes, trans_a, trans_b):
-    plan = plan_of(*sizes, trans_a=trans_a, trans_b=trans_b)
-    hypothesis.assume(plan.thin == "shallow")
-    along_k = not trans_a if plan.many_is_a else trans_b
-    assert plan.block_k == (32 if along_k else 16)
-    assert plan.stages * plan.block_k >= min(sizes[2], 64)
-    floats = plan.block_k * (plan.block_m + plan.block_n + 4)  # B's rows have four of padding
-    assert plan.smem_bytes == 4 * plan.stages * floats
-    # Results whose rows begin anywhere pass through it.
-    assert plan.smem_bytes >= 4 * plan.block_threads * plan.thread_m * plan.thread_n // (
-        plan.thread_m if plan.many_is_a else plan.thread_n
-    )
-
-
 @pytest.mark.parametrize("kind", gemm_cases.EDGES_OF_THIN)
 def test_the_value_tests_reach_all_kernels(kind):
     """The shapes of test_sgemm.py and the sanitizer's sweep."""
@@ -189,18 +170,3 @@ def test_tiles_of_32_columns_for_somewhat_more_than_multiples_of_64():
     assert {columns(53608, n, 64, trans_a=True) for n in (65, 72, 96)} == {32}
     assert {columns(53608, n, 64) for n in (48, 64, 100, 128, 192)} == {64}
     assert columns(53608, 160, 64, trans_a=True) == 64
-
-
-def test_where_it_pays():
-    """By times of an H200, see pipelined/plan.cc and thin/plan.cc in ffi/sgemm."""
-
-    def rung(*sizes, **options):
-        return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
-
-    thin = [(4096, 1, 4096), (1, 4096, 4096), (4096, 4, 4096), (65536, 64, 16), (4096, 4096, 8)]
-    thin += [(65536, 16, 16), (16384, 4, 16384), (8192, 1000, 32)]
-    others = [(64, 64, 4096), (64, 4096, 4096), (256, 256, 256), (4096, 4096, 4096)]
-    others += [(4096, 4096, 64), (4096, 4100, 64), (4096, 16, 4096)]
-    assert {rung(*sizes) for sizes in thin} == {"thin"}
-    assert "thin" not in {rung(*sizes) for sizes in others}
-    assert rung(4096, 1, 4096, algorithm="pipelined") == "pipelined"
