@@ -40,7 +40,19 @@ def as_operands(*arguments: Any) -> Operands:
     given = dict(zip(_NAMES, arguments, strict=True))
     q, k, v = (_as_4d(as_array(name, given.pop(name))) for name in _NAMES[:3])
     others = {name: as_array(name, x) for name, x in given.items() if x is not None}
-    _check_operands(query=q, key=k, value=v)
+    for name, x in zip(_NAMES, (q, k, v), strict=False):
+        if x.ndim != 4:
+            raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
+    if v.shape != k.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(
+            f"{NAME}: value must have the shape of key, and query its batch size and depth; "
+            f"got query {q.shape}, key {k.shape}, value {v.shape}"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(
+            f"{NAME}: query, key and value must have one dtype; "
+            f"got {q.dtype}, {k.dtype} and {v.dtype}"
+        )
     sides = {name: others[name] for name in ("bias", "mask") if name in others}
     if "mask" in sides:
         validate.as_mask(NAME, "mask", sides["mask"])
@@ -98,23 +110,6 @@ def _check_peer_has(empty_rows: str | None, why: str, has_mean: bool) -> None:
         raise ValueError(
             f"{NAME}: jax.nn decides what a query without keys gives with {why}; "
             f"got empty_rows={empty_rows!r}"
-        )
-
-
-def _check_operands(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4:
-            raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
-    batch, _, _, depth = key.shape
-    if value.shape != key.shape or (query.shape[0], query.shape[3]) != (batch, depth):
-        raise ValueError(
-            f"{NAME}: value must have the shape of key, and query its batch size and depth; "
-            f"got query {query.shape}, key {key.shape}, value {value.shape}"
-        )
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(
-            f"{NAME}: query, key and value must have one dtype; "
-            f"got {query.dtype}, {key.dtype} and {value.dtype}"
         )
 
 

@@ -35,18 +35,13 @@ _ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET)}
 
 
-def _installed_version() -> str:
-    """The version of the installed package; raises ImportError in a mere source tree."""
-    try:
-        return importlib.metadata.version("jaxkernels")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(
-            f"jaxkernels was imported from {_PACKAGE}, but is not installed, so its kernels are not "
-            "compiled. Run 'pip install .' in its source tree"
-        ) from error
-
-
-VERSION = _installed_version()
+try:
+    VERSION = importlib.metadata.version("jaxkernels")
+except importlib.metadata.PackageNotFoundError as error:
+    raise ImportError(
+        f"jaxkernels was imported from {_PACKAGE}, but is not installed, so its kernels are not "
+        "compiled. Run 'pip install .' in its source tree"
+    ) from error
 
 # XLA's platform names by JAX's. register_ffi_target also accepts "cuda" in lower case, but XLA never
 # looks that name up.
@@ -83,16 +78,6 @@ def check_api_version(module: str, built: tuple[int, int], running: tuple[int, i
     )
 
 
-def _load_cpu() -> ModuleType:
-    try:
-        return importlib.import_module("jaxkernels._cpu")
-    except ImportError as error:
-        raise ImportError(
-            "jaxkernels has no usable extension module jaxkernels._cpu; build the package with "
-            f"'pip install .' ({error})"
-        ) from error
-
-
 def _load_cuda(why_not_built: str) -> tuple[ModuleType | None, str]:
     """The CUDA module, or None and the reason."""
     name = "jaxkernels._cuda"
@@ -117,7 +102,13 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
         jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
 
 
-cpu_module = _load_cpu()
+try:
+    cpu_module = importlib.import_module("jaxkernels._cpu")
+except ImportError as error:
+    raise ImportError(
+        "jaxkernels has no usable extension module jaxkernels._cpu; build the package with "
+        f"'pip install .' ({error})"
+    ) from error
 cuda_module, _why_no_cuda = _load_cuda(cpu_module.WHY_NO_CUDA)
 _running_version = compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)

@@ -81,15 +81,6 @@ def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
     return wanted != jnp.float32 or not widens
 
 
-def check_precision(precision: Any) -> None:
-    """Raises ValueError for a precision above float32."""
-    if "64" in str(precision):
-        raise ValueError(
-            f"float32 products are computed in float32; got precision={precision!r}. Drop precision=, "
-            "or multiply float64 operands with jnp.matmul"
-        )
-
-
 def xlas_precision(a: jax.Array, b: jax.Array, precision: Any) -> Any:
     """The precision of XLA's product: HIGHEST if both operands are float32, otherwise the user's."""
     both = a.dtype == jnp.float32 and b.dtype == jnp.float32

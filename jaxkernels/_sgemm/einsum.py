@@ -137,7 +137,11 @@ def _tensordot(
     # jnp.tensordot keeps weak types.
     if like.weak_type or checks.are_xlas(a, b, preferred_element_type):
         return reference(a, b, precision=checks.xlas_precision(a, b, precision))
-    contracted = _axes_of_each(axes, a.ndim, b.ndim)
+    if isinstance(axes, tuple):
+        of_a, of_b = (x if isinstance(x, tuple) else (x,) for x in axes)
+        contracted = tuple(i % a.ndim for i in of_a), tuple(i % b.ndim for i in of_b)
+    else:
+        contracted = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
     return _product(
         a,
         b,
@@ -156,11 +160,3 @@ def _as_integers(axes: Any) -> Any:
         return operator.index(axes)
     except TypeError:
         return axes
-
-
-def _axes_of_each(axes: Any, a_rank: int, b_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The contracted axes of a and of b."""
-    if not isinstance(axes, tuple):
-        return tuple(range(a_rank - axes, a_rank)), tuple(range(axes))
-    of_a, of_b = (x if isinstance(x, tuple) else (x,) for x in axes)
-    return tuple(i % a_rank for i in of_a), tuple(i % b_rank for i in of_b)

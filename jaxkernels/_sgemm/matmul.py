@@ -205,7 +205,11 @@ def _product(
     widens = other_dtypes is not None and algorithm is implementation is None
     if widens and checks.are_xlas(a, b, preferred_element_type):
         return reference(a, b, precision=checks.xlas_precision(a, b, precision))
-    checks.check_precision(precision)
+    if "64" in str(precision):
+        raise ValueError(
+            f"float32 products are computed in float32; got precision={precision!r}. Drop precision=, "
+            "or multiply float64 operands with jnp.matmul"
+        )
     # eval_shape raises the reference's errors for bad shapes and unknown precisions.
     jax.eval_shape(functools.partial(reference, precision=precision), a, b)
     a, b = checks.as_float32(function, a, b, preferred_element_type, widens)
