@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir
 
 from jaxkernels._core import compat, sharding
 
@@ -161,20 +161,20 @@ def _cotangent(
 
 
 def _batch(
-    operands: Sequence[jax.Array], dims: Sequence[int | None], **params: Any
-) -> tuple[jax.Array, int]:
-    """A mapped dimension becomes a batch dimension. If an operand is unmapped, XLA's product runs."""
+    axis_data: Any, operands: Sequence[jax.Array], dims: Sequence[int | None], **params: Any
+) -> tuple[jax.Array, int | None]:
+    """A mapped dimension becomes a batch dimension. If one operand is unmapped, XLA's product runs."""
+    del axis_data
     pairs = zip(operands, dims, strict=True)
     moved = [jnp.moveaxis(x, d, 0) for x, d in pairs if d is not None]
-    if len(moved) < len(operands):
+    if not moved:
+        return product_p.bind(*operands, **params), None
+    if len(moved) == 1:
         return jax.vmap(functools.partial(_reference, **params), dims)(*operands), 0
     return product_p.bind(*moved, **params), 0
 
 
-product_p.def_impl(functools.partial(xla.apply_primitive, product_p))
-product_p.def_abstract_eval(_abstract_eval)
+compat.define(product_p, _abstract_eval, _batch)
 ad.defbilinear(product_p, functools.partial(_cotangent, 0), functools.partial(_cotangent, 1))
-batching.primitive_batchers[product_p] = _batch
 mlir.register_lowering(product_p, mlir.lower_fun(_elsewhere, multiple_results=False))
 mlir.register_lowering(product_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
-compat.register_nan_check(product_p)

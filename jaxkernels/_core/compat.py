@@ -135,15 +135,10 @@ def is_donated(value: ir.Value) -> bool:
 def define(
     primitive: Primitive, abstract_eval: Callable[..., Any], batch: Callable[..., Any]
 ) -> None:
-    """Gives a primitive its evaluation, its batching rule and a check of NaNs."""
+    """Gives a primitive its evaluation, its batching rule and, for checkify, a check of NaNs."""
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
     batching.fancy_primitive_batchers[primitive] = batch
-    register_nan_check(primitive)
-
-
-def register_nan_check(primitive: Primitive) -> None:
-    """Lets checkify report a NaN in the primitive's result, if this JAX has that rule table."""
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import checkify
 
