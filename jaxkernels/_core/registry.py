@@ -34,7 +34,6 @@ _ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 # Targets by JAX's platform name. XLA computes matrix products on CPUs.
 TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET)}
 
-
 try:
     VERSION = importlib.metadata.version("jaxkernels")
 except importlib.metadata.PackageNotFoundError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from typing import cast
 
 import jax
 
@@ -15,21 +14,15 @@ from jaxkernels._core import validate
 from jaxkernels.typing import Algorithm
 
 _VARIABLE = "JAXKERNELS_ALGORITHM"
-
-
-def _from_environment() -> Algorithm | None:
-    """The algorithm in the environment variable, or None."""
-    value = os.environ.get(_VARIABLE) or None
-    if value is not None and value not in validate.ALGORITHMS:
-        known = ", ".join(validate.ALGORITHMS)
-        raise ValueError(
-            f"the environment variable {_VARIABLE} must be one of {known}; got {value!r}"
-        )
-    return cast("Algorithm | None", value)
-
+_value = os.environ.get(_VARIABLE) or None
+if _value not in (None, *validate.ALGORITHMS):
+    raise ValueError(
+        f"the environment variable {_VARIABLE} must be one of {', '.join(validate.ALGORITHMS)}; "
+        f"got {_value!r}"
+    )
 
 # The user context is part of JAX's cache keys, so a jitted function is traced again if it changes.
-_chosen = jax.make_user_context(_from_environment())
+_chosen = jax.make_user_context(_value)
 
 
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
@@ -64,5 +57,4 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
 
 def current() -> str:
     """The algorithm of products without `algorithm=`."""
-    chosen: Algorithm | None = _chosen.value
-    return chosen or "auto"
+    return _chosen.value or "auto"
