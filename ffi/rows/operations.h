@@ -1,7 +1,7 @@
 // The row operations and their traits, shared by all layers.
 //
-// Owns: the table of operations. Every struct that implements one, for the CPU or CUDA, is checked
-// against its entry at compile time (MatchesTable). Must not know: XLA, CUDA, Python.
+// Owns: the table of operations. The structs that implement them (ops/) take their constants from
+// it. Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_OPERATIONS_H_
 #define JAXKERNELS_ROWS_OPERATIONS_H_
 
@@ -175,27 +175,7 @@ constexpr bool KeepsRest(const OperationTraits& traits, DType dtype) {
 // from overflowing. It must equal `TOTAL_SCALE` of cross_entropy_reference.py.
 inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 
-// Whether a struct reduces rows as the table says for `operation`. A struct that reads x for y may
-// keep its terms.
-template <typename Op>
-constexpr bool ReducesAs(Operation operation) {
-  const OperationTraits& traits = TraitsOf(operation);
-  constexpr DType kDType = kDTypeOf<typename Op::Storage>;
-  return Op::kUsesMax == FindsMax(traits, kDType) && Op::kSums == SumsOf(traits, kDType) &&
-         (Op::kKeepsTerm == traits.keeps_term || ReadsXForY(traits, kDType));
-}
-
-// Whether a struct agrees with the table entry of its own operation.
-template <typename Op>
-constexpr bool MatchesTable() {
-  const OperationTraits& traits = TraitsOf(Op::kOperation);
-  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.Inputs() &&
-         Op::kTakesLabel == traits.TakesLabel() && Op::kTakesColumn == traits.TakesColumn() &&
-         Op::kAverages == traits.averages && Op::kTakes == traits.Takes() &&
-         Op::kStoresElements == traits.StoresElements() && Op::kStores == traits.Stores();
-}
-
-// A list of operations: structs of one platform on one storage type.
+// A list of operations: structs over one arithmetic.
 template <typename... Ops>
 struct OperationList {};
 

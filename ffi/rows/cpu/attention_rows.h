@@ -14,8 +14,8 @@
 #include "core/numeric_cpu.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"
-#include "rows/cpu/row_ops.h"
 #include "rows/masked_rows.h"
+#include "rows/ops/softmax.h"
 
 namespace jaxkernels {
 
@@ -167,28 +167,14 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
   }
 }
 
-// Softmax with results that are rounded to 16 bits: it ignores the rounding error of x - max.
-struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
-  JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
-  JK_INLINE static float Finish(float x, float unused, const Row<float>& row) {
-    return FinishTerm(Term(x, unused, row.max), unused, row);
-  }
-};
-
-// The operation that runs on loaded scores.
+// The arithmetic on rows that are loaded in the compute type.
 template <typename T>
-using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
-                                           SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
-static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward) &&
-                  ReducesAs<ForwardOfLoaded<float>>(Operation::kBiasedSoftmaxForward) &&
-                  ReducesAs<SoftmaxForwardOfHalf>(Operation::kMaskedSoftmaxForward) &&
-                  ReducesAs<SoftmaxGrad<float>>(Operation::kMaskedSoftmaxGrad),
-              "operations.h says otherwise");
+using OfLoaded = Cpu<CpuComputeType<T>, Cpu<T>::kIsHalf>;
 
 template <typename T, typename Result>
 JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
-  RunMasked<ForwardOfLoaded<T>, Result>(
+  RunMasked<SoftmaxForward<OfLoaded<T>>, Result>(
       call, range,
       [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer) JK_INLINE_LAMBDA {
         return LoadScores<T>(call.arrays, call.attention, row, columns, t, buffer);
@@ -214,7 +200,7 @@ template <typename T>
 JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
   const C scale = static_cast<C>(call.attention.scale);
-  RunMasked<SoftmaxGrad<C>, T>(
+  RunMasked<SoftmaxGrad<OfLoaded<T>>, T>(
       call, range,
       [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {
         LoadGradient<T>(call.arrays, row, columns, y, dy);

@@ -1,7 +1,7 @@
 // Loops over short rows on the CPU: kLanes transposed rows at a time, one per lane.
 //
-// Owns: the transposition of rows and back, and which rows are short. row_steps.h and row_ops.h
-// have the arithmetic. Must not know: the operations, XLA, threads.
+// Owns: the transposition of rows and back, and which rows are short. row_steps.h has the
+// arithmetic. Must not know: the operations, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
 #define JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
 
@@ -147,7 +147,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       continue;
     }
     if constexpr (Op::kTakesLabel) FindLabelled<T>(call, row, count, 0, cols, labelled);
-    GroupConstants<C> constants;
+    GroupConstants<Op> constants;
     MakeRows<Op>(call, row, count, max, of_max, total, lost, labelled, true, constants);
     if constexpr (Op::kStoresElements) {
       const auto finish = [&](auto keeps_terms) JK_INLINE_LAMBDA {

@@ -210,7 +210,7 @@ JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, co
 // Stores the results of a row that begins at `at`.
 template <typename Op, bool kKeep, typename C = typename Op::C>
 JK_INLINE void FinishRow(const GroupArrays<C>& on, int64_t at, const Segment& of,
-                         const GroupConstants<C>& row) {
+                         const GroupConstants<Op>& row) {
   alignas(64) C last[kLanes];
   const C *const x = (kKeep ? on.out : on.in[0]) + at, *const other = on.in[1] + at;
   const int64_t tail = of.Cols() - kLanes;
@@ -325,15 +325,15 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       StoreStatistics<Op>(call, row, count, found_max, total, lost);
       continue;
     }
-    GroupConstants<C> constants;
+    GroupConstants<Op> constants;
     if (!Op::kStoresElements && end < segments) continue;
     MakeRows<Op>(call, row, count, max, of_max, total, lost, labelled, end == segments, constants);
     if constexpr (Op::kStoresElements) {
       for (int64_t s = begin; s < end; ++s) {
         const GroupArrays<C> from = on.From((s - begin) * size);
         for (int64_t r = 0; r < count; ++r) {
-          GroupConstants<C> of;
-          for (int k = 0; k < (Op::kTakesLabel ? kRowConstants : 3); ++k) {
+          GroupConstants<Op> of;
+          for (int k = 0; k < kConstants<Op>; ++k) {
             Broadcast(constants[k][r], of[k]);
           }
           if constexpr (kKeeps<Op>) {

@@ -3,7 +3,7 @@
 //
 // Owns: vector widths, lane accumulators and their reduction, and compensated sums. A group is up
 // to kLanes rows whose statistics are vectors: row r in lane r. Must not know: the operations
-// (row_ops.h), the loops over rows (row_drivers.h), XLA, threads.
+// (rows/ops), the loops over rows (row_drivers.h), XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
 
@@ -14,7 +14,7 @@
 
 #include "core/numeric_cpu.h"
 #include "rows/call.h"
-#include "rows/cpu/row_ops.h"
+#include "rows/cpu/arithmetic.h"
 
 namespace jaxkernels {
 
@@ -143,9 +143,33 @@ static_assert(kLanes == 16);
 template <typename Op>
 using GroupSums = double[std::max(1, Op::kSums)][kLanes];
 
-// The constants of a group's rows: the fields of Row.
-template <typename C>
-using GroupConstants = C[kRowConstants][kLanes];
+// The constants of a group's rows: the fields of Op::Row.
+template <typename Op>
+inline constexpr int kConstants = sizeof(typename Op::Row) / sizeof(typename Op::C);
+template <typename Op>
+using GroupConstants = typename Op::C[kConstants<Op>][kLanes];
+
+// Row r of a group. (Loops of vectors call it and Op::MakeRow in functions of their own: a Row that
+// is returned into the body of such a loop stays in memory.)
+template <typename Op>
+JK_INLINE typename Op::Row RowAt(const GroupConstants<Op>& constants, int64_t r) {
+  typename Op::Row row;
+  for (int k = 0; k < kConstants<Op>; ++k) {
+    reinterpret_cast<typename Op::C*>(&row)[k] = constants[k][r];
+  }
+  return row;
+}
+
+// The values of an element that Op's members get: its inputs, and the number of its column.
+template <typename Op>
+inline constexpr int kValues = Op::kInputs + (Op::kTakesColumn ? 1 : 0);
+template <typename Op, typename C>
+JK_INLINE void LoadValues(const C* first, const C* second, const C* column, int64_t at,
+                          C (&value)[kValues<Op>]) {
+  value[0] = first[at];
+  if constexpr (Op::kInputs == 2) value[1] = second[at];
+  if constexpr (Op::kTakesColumn) value[Op::kInputs] = column[at];
+}
 
 // Turns the maxima of a group into the shifts of its terms. A row has fixed-shift terms if it is
 // `near`: that depends on the row alone. Parts have ordinary terms. Returns the number of near
@@ -161,8 +185,8 @@ JK_INLINE int MakeShifts(Part part, C* max, C* power, C* of_max, int32_t* near) 
     power[r] = 0, of_max[r] = 1, near[r] = 0;
     if constexpr (Op::kHasNear) {
       const bool is_near = part == Part::kWhole && IsNear(max[r]);
-      power[r] = Op::NearReference(max[r]);
-      of_max[r] = is_near ? Op::NearTerm(max[r], power[r]) : C(1);
+      power[r] = PowerOf(max[r]);
+      of_max[r] = is_near ? ExpTimesPower(max[r], power[r]) : C(1);
       near[r] = is_near;
       near_rows += is_near;
     }
@@ -194,22 +218,32 @@ JK_INLINE void LoadStatistics(const RowCall& call, int64_t row, int64_t count, C
   }
 }
 
+template <typename Op, typename C, typename Found>
+JK_INLINE void MakeRow(const Found& found, const GivenRow<C>& given, int64_t r,
+                       GroupConstants<Op>& constants) {
+  const typename Op::Row row = Op::MakeRow(found, given);
+  for (int k = 0; k < kConstants<Op>; ++k) {
+    constants[k][r] = reinterpret_cast<const C*>(&row)[k];
+  }
+}
+
 // Computes the constants of a group from its maxima and sums, and stores its row scalars. `index`
 // is the first row; only `count` of them are rows of the array. `labelled`: their elements at
 // labels.
 template <typename Op, typename C = typename Op::C>
 JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const C* max,
                         const C* of_max, const GroupSums<Op>& total, const GroupSums<Op>& lost,
-                        const C* labelled, bool stores, GroupConstants<C>& constants) {
+                        const C* labelled, bool stores, GroupConstants<Op>& constants) {
   const RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
-  C taken[std::max(1, Op::kTakes)][kLanes] = {}, label[kLanes] = {};
+  C taken[std::max(1, Op::kTakes)][kLanes] = {};
+  int label[kLanes] = {};
   for (int i = 0; i < Op::kTakes; ++i) {
     for (int64_t r = 0; r < count; ++r) taken[i][r] = ends.Take(index + r, i);
   }
   if constexpr (Op::kTakesLabel) {
     for (int64_t r = 0; r < count; ++r) {
       const int32_t column = call.labels[index + r];
-      label[r] = column < 0 ? -1 : column < call.arrays.cols ? 0 : 1;
+      label[r] = static_cast<int>(std::min<int64_t>(column, call.arrays.cols));
     }
   }
 #pragma omp simd
@@ -217,20 +251,16 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
     Statistics<C, Op::kSums> found = {};
     found.max = max[r], found.of_max = of_max[r];
     for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(total[s][r], lost[s][r]);
-    RowInputs<C> given = {};
-    for (int i = 0; i < Op::kTakes; ++i) given.taken[i] = taken[i][r];
+    GivenRow<C> given = {};
+    given.cols = static_cast<double>(call.arrays.cols);
+    for (int i = 0; i < Op::kTakes; ++i) given.scalar[i] = taken[i][r];
     if constexpr (Op::kTakesLabel) given.labelled = labelled[r], given.label = label[r];
-    if constexpr (Op::kAverages) given.cols = call.arrays.cols, given.epsilon = call.epsilon;
-    const Row<C> row = Op::MakeRow(found, given);
-    constants[0][r] = row.max, constants[1][r] = row.sum, constants[2][r] = row.extra;
-    if constexpr (Op::kTakesLabel) {
-      constants[3][r] = row.constant, constants[4][r] = row.there;
-      constants[5][r] = row.is_everywhere;
-    }
+    if constexpr (Op::kAverages) given.scalar[0] = call.epsilon;
+    MakeRow<Op>(found, given, r, constants);
   }
   if (Op::kStores == 0 || !stores) return;
   if constexpr (Op::kStores == 1) {
-    for (int64_t r = 0; r < count; ++r) ends.Store(index + r, Op::Result(constants[1][r]), 0);
+    for (int64_t r = 0; r < count; ++r) ends.Store(index + r, constants[0][r], 0);
   } else if constexpr (Op::kStores > 0) {
     for (int64_t r = 0; r < count; ++r) {
       ends.Store(index + r, max[r], 0);
@@ -257,13 +287,15 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
                          Lost& lost, C (&counts)[2][kLanes]) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
-    const C x = first[l], other = Op::kInputs == 2 ? second[l] : C(0);
+    C value[kValues<Op>];
+    LoadValues<Op>(first, second, column, l, value);
+    const C x = value[0];
     // A near term belongs to the maximum if its element equals it; a far term does if it is 1.
     C term = 0, compared = 0, with = 1;
-    if constexpr (kFar) compared = term = Op::Term(x, other, Op::kTakesColumn ? column[l] : max[l]);
+    if constexpr (kFar) compared = term = Op::Term(value, max[l]);
     if constexpr (kNear) {
       const bool is_near = !kFar || near[l];
-      term = is_near ? Op::NearTerm(x, power[l]) : term;
+      term = is_near ? ExpTimesPower(x, power[l]) : term;
       compared = is_near ? x : compared;
       with = is_near ? max[l] : with;
     }
@@ -279,10 +311,8 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
       add(2, more.spread), add(3, more.total);
       counts[1][l] += kSkip && l < skip ? C(0) : more.seen;
     }
-    if constexpr (Op::kTakesColumn && Op::kTermSums > 1) {
-      add(1, Op::SecondTerm(x, other, column[l]));
-    } else if constexpr (Op::kTermSums > 1) {
-      const C second_term = Op::SecondTerm(term, other, compared == with);
+    if constexpr (Op::kTermSums > 1) {
+      const C second_term = Op::SecondTerm(term, value, compared == with);
       if constexpr (Op::kCounts) {
         counts[0][l] += kSkip && l < skip ? C(0) : second_term;
       } else {
@@ -303,22 +333,27 @@ JK_INLINE void AddCounts(C (&counts)[2][kLanes], Sum (*total)[kLanes]) {
   }
 }
 
+template <typename Op, bool kKeep, typename C>
+JK_INLINE C FinishElement(const C (&value)[kValues<Op>], const GroupConstants<Op>& rows,
+                          int64_t r) {
+  const typename Op::Row row = RowAt<Op>(rows, r);
+  if constexpr (kKeep) {
+    return Op::FinishTerm(value[0], value[Op::kInputs - 1], row);
+  } else {
+    return Op::Finish(value, row);
+  }
+}
+
 // Computes kLanes results from elements, or from kept terms in `first` if kKeep. `rows`: the
 // constants per lane; `column` as for AddVector.
 template <typename Op, bool kKeep, typename C>
 JK_INLINE void FinishVector(const C* first, const C* second, const C* column,
-                            const GroupConstants<C>& rows, C* result) {
+                            const GroupConstants<Op>& rows, C* result) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
-    const C other = Op::kInputs == 2 ? second[l] : C(0);
-    const Row<C> row = {rows[0][l], rows[1][l], rows[2][l], rows[3][l]};
-    if constexpr (kKeep) {
-      result[l] = Op::FinishTerm(first[l], other, row);
-    } else if constexpr (Op::kTakesColumn) {
-      result[l] = Op::Finish(first[l], other, column[l], row);
-    } else {
-      result[l] = Op::Finish(first[l], other, row);
-    }
+    C value[kValues<Op>];
+    LoadValues<Op>(first, second, column, l, value);
+    result[l] = FinishElement<Op, kKeep>(value, rows, l);
   }
 }
 
@@ -338,9 +373,9 @@ JK_INLINE void FindLabelled(const RowCall& call, int64_t row, int64_t count, int
 }
 
 // Replaces special results of rows in columns [begin, end): at the label, or everywhere.
-template <typename Op, typename C = typename Op::C>
+template <typename Op>
 JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count, int64_t begin,
-                               int64_t end, const GroupConstants<C>& rows) {
+                               int64_t end, const GroupConstants<Op>& rows) {
   if constexpr (Op::kTakesLabel) {
     using T = typename Op::Storage;
     const int64_t cols = call.arrays.cols;
@@ -348,8 +383,9 @@ JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count, 
     for (int64_t r = 0; r < count; ++r, out += cols) {
       const int64_t label = call.labels[row + r];
       T value;
-      Narrow(rows[4][r], &value);
-      if (rows[5][r] != 0) {
+      const typename Op::Row of_row = RowAt<Op>(rows, r);
+      Narrow(of_row.other.result, &value);
+      if (of_row.other.HasAll(cols)) {
         std::fill(out + begin, out + end, value);
       } else if (label >= begin && label < end) {
         out[label] = value;

@@ -12,40 +12,28 @@
 #include "rows/cpu/cross_entropy_ops.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"
-#include "rows/cpu/row_ops.h"
+#include "rows/ops/all.h"
 
 namespace jaxkernels {
 
-template <typename Op>
-JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
-  static_assert(MatchesTable<Op>(), "operations.h says otherwise");
-  RunRange<Op>(call, range);
-}
-
 template <typename... Ops>
 JK_INLINE void RunAmong(OperationList<Ops...>, const RowCall& call, const RowRange& range) {
-  ((call.operation == Ops::kOperation ? RunPlain<Ops>(call, range) : void()), ...);
+  ((call.operation == Ops::kOperation ? RunRange<Ops>(call, range) : void()), ...);
 }
+
+template <typename T, bool kAll>
+using LossOps = OperationList<CrossEntropyForward<T, kAll>, CrossEntropyForwardGrad<T, kAll>,
+                              CrossEntropyGradOp<Cpu<T>>>;
 
 template <typename T>
 JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
-  switch (call.operation) {
-    case Operation::kCrossEntropyForward:
-      return call.all_sums ? RunPlain<CrossEntropyForward<T, true>>(call, range)
-                           : RunPlain<CrossEntropyForward<T, false>>(call, range);
-    case Operation::kCrossEntropyForwardGrad:
-      return call.all_sums ? RunPlain<CrossEntropyForwardGrad<T, true>>(call, range)
-                           : RunPlain<CrossEntropyForwardGrad<T, false>>(call, range);
-    case Operation::kCrossEntropyGrad:
-      return RunPlain<CrossEntropyGrad<T>>(call, range);
-    case Operation::kMaskedSoftmaxForward:
-    case Operation::kBiasedSoftmaxForward:
-      return RunAttentionForward<T>(call, range);
-    case Operation::kMaskedSoftmaxGrad:
-      return OnThisMachine<RunAttentionGrad<T>>(call, range);
-    default:
-      return RunAmong(RowOps<T>(), call, range);
+  if (TraitsOf(call.operation).TakesLabel()) {
+    return call.all_sums ? RunAmong(LossOps<T, true>(), call, range)
+                         : RunAmong(LossOps<T, false>(), call, range);
   }
+  if (!HidesElements(call.operation)) return RunAmong(PlainOps<Cpu<T>>(), call, range);
+  if (TraitsOf(call.operation).finds_max) return RunAttentionForward<T>(call, range);
+  OnThisMachine<RunAttentionGrad<T>>(call, range);
 }
 
 }  // namespace jaxkernels

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "rows/cuda/launch.h"
-#include "rows/cuda/row_ops.cuh"
 #include "rows/cuda/row_ops_losses.cuh"
 #include "rows/cuda/row_ops_masked.cuh"
 #include "rows/cuda/tier_block_uncached.cuh"
@@ -20,6 +19,7 @@
 #include "rows/cuda/tier_smem.cuh"
 #include "rows/cuda/tier_stream.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
+#include "rows/ops/all.h"
 
 namespace jaxkernels {
 
@@ -127,18 +127,9 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   }
 }
 
-// Whether an operation's traits for hiding, loading and summing agree with the table.
-template <typename Op>
-constexpr bool LoadsAsTable() {
-  const OperationTraits& traits = TraitsOf(Op::kOperation);
-  return Op::kKeepsRest == KeepsRest(traits, kDTypeOf<typename Op::Storage>) &&
-         Op::kHides == traits.hides && kHasMask<Op> == traits.HasMask() &&
-         Op::kTakesScales == traits.TakesScales() && Op::kSharesRows == traits.SharesRows();
-}
-
 template <typename Op>
 cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
-  static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
+  static_assert(kHasMask<Op> == HasMask(Op::kOperation), "operations.h says otherwise");
   using T = typename Op::Storage;
   const RowArrays& arrays = call.arrays;
   RowArgs<Op> args = {};
@@ -165,8 +156,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.scales = call.scales;
   std::copy_n(call.scalars_in, 2, args.scalars_in);
   args.scalars_out = call.scalars_out;
-  if constexpr (Op::kHides) args.op = Op(call.attention);
-  if constexpr (Op::kTakesColumn) args.op = Op(call);
+  if constexpr (Op::kHides || Op::kTakesColumn) args.op.Take(call);
   if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
   void* statistics = call.statistics;
@@ -209,17 +199,17 @@ cudaError_t LaunchAmong(OperationList<Ops...>, const RowCall& call, const Softma
   return status;
 }
 
-// All operations on elements of type T but those of cross entropy.
 template <typename T>
-using RowOps =
-    OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
-                  LogSoftmaxJvp<T>, AttentionForward<T, 1>, AttentionForward<T, 2>,
-                  MaskedSoftmaxGrad<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>,
-                  RmsNormForward<T>, RmsNormGrad<T>, RmsNormJvp<T>>;
+using AttentionOps =
+    OperationList<AttentionForward<T, Operation::kMaskedSoftmaxForward>,
+                  AttentionForward<T, Operation::kBiasedSoftmaxForward>, MaskedSoftmaxGrad<T>>;
 
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
-  if (!TraitsOf(call.operation).TakesLabel()) return LaunchAmong(RowOps<T>(), call, plan, stream);
+  if (HidesElements(call.operation)) return LaunchAmong(AttentionOps<T>(), call, plan, stream);
+  if (!TraitsOf(call.operation).TakesLabel()) {
+    return LaunchAmong(PlainOps<Cuda<T>>(), call, plan, stream);
+  }
   return call.scales.count > 1 ? LaunchLosses<T, true>(call, plan, stream)
                                : LaunchLosses<T, false>(call, plan, stream);
 }

@@ -5,8 +5,9 @@
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 
-#include "rows/cuda/row_ops.cuh"
+#include "rows/cuda/arithmetic.cuh"
 #include "rows/masked_rows.h"
+#include "rows/ops/softmax.h"
 #include "rows/register_rules.h"
 
 namespace jaxkernels {
@@ -19,12 +20,10 @@ struct alignas(4 * MaskWords(kSize)) MaskBytes {
   __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
 };
 
-// The visible columns of rows of attention scores.
+// The visible columns of rows of attention scores, and the scale of the scores.
 template <typename T>
 struct AttentionRows {
   using C = ComputeType<T>;
-  static constexpr bool kHides = true;
-
   struct View {
     int begin = 0, end = 0;         // columns within the band
     const uint8_t* mask = nullptr;  // of this row
@@ -32,9 +31,12 @@ struct AttentionRows {
   };
 
   MaskedRows rows;
+  C scale = 1;
 
-  AttentionRows() = default;
-  explicit AttentionRows(const MaskedRows& rows) : rows(rows) {}
+  void Take(const RowCall& call) {
+    rows = call.attention;
+    scale = static_cast<C>(rows.scale);
+  }
 
   template <typename Index>
   __device__ View ViewOf(Index row, int64_t cols) const {
@@ -47,23 +49,14 @@ struct AttentionRows {
 // y = softmax(t) with t = scale * x + bias for visible columns and -inf for hidden ones. A row
 // without visible columns gives zeros. (Half types do not compute in units of log 2, which would
 // save a multiplication: the largest bfloat16 times log2(e) is infinite.)
-template <typename T, int kArrays>
-struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
+template <typename T, Operation kOf>
+struct AttentionForward : SoftmaxForward<Cuda<T>, kOf>, AttentionRows<T> {
+  static constexpr int kArrays = TraitsOf(kOf).Inputs();
   using C = ComputeType<T>;
-  using typename SoftmaxForward<T>::Row;
+  using typename SoftmaxForward<Cuda<T>, kOf>::Row;
   using typename AttentionRows<T>::View;
-  using AttentionRows<T>::kHides;
+  using AttentionRows<T>::scale;
   using MaskWord = MaskBytes<16 / sizeof(T)>;
-  static constexpr Operation kOperation =
-      kArrays == 1 ? Operation::kMaskedSoftmaxForward : Operation::kBiasedSoftmaxForward;
-  static constexpr int kInputs = kArrays;
-  static constexpr bool kSharesRows = kArrays == 1;
-
-  C scale = 1;
-
-  AttentionForward() = default;
-  explicit AttentionForward(const MaskedRows& rows)
-      : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
 
   __device__ static C Fill(int) { return -kInfinity<C>; }
   // The product must not be contracted with the following subtraction: it would then differ from
@@ -81,30 +74,17 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   __device__ C Term(const C (&in)[kArrays], C max) const {
     return ExpDifference<T>(Value(in), max);
   }
-  __device__ C Finish(const C (&in)[kArrays], const Row& row) const {
-    if constexpr (kIsHalf<T>) {  // divides within the exponent
-      return FastExp2(fma(Value(in) - row.max, kLog2E, -row.log2_sum));
-    } else {
-      return this->FinishTerm(Term(in, row.max), row);
-    }
-  }
+  __device__ C Finish(const C (&in)[kArrays], const Row& row) const { return row.Of(Value(in)); }
 };
 
 // dx = scale * y * (dy - sum(dy * y)). If y is zero, as for masked elements, dy is ignored, even a
 // NaN.
 template <typename T>
-struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
+struct MaskedSoftmaxGrad : LinearOp<Cuda<T>, Operation::kMaskedSoftmaxGrad>, AttentionRows<T> {
   using C = ComputeType<T>;
-  using typename LinearOp<T>::Row;
+  using typename LinearOp<Cuda<T>, Operation::kMaskedSoftmaxGrad>::Row;
   using typename AttentionRows<T>::View;
-  using AttentionRows<T>::kHides;
-  static constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;
-
-  C scale = 1;
-
-  MaskedSoftmaxGrad() = default;
-  explicit MaskedSoftmaxGrad(const MaskedRows& rows)
-      : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
+  using AttentionRows<T>::scale;
 
   __device__ static C Hidden(const Row& /*row*/) { return C(0); }
   __device__ static C Term(const C (&in)[2], C) { return in[0] == C(0) ? C(0) : in[0] * in[1]; }

@@ -110,7 +110,9 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][kValues<Op>], C m
   if constexpr (Op::kSums == 2) {
     C second[kSize];
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
+    for (int j = 0; j < kSize; ++j) {
+      second[j] = op.SecondTerm(term[j], value[j], term[j] == C(1));
+    }
     sum[1] = RoundedSum(sum[1], SumPairwise(second));
   }
   sum[0] = RoundedSum(sum[0], SumPairwise(term));
@@ -189,11 +191,7 @@ __device__ void AllReduceExactSums(Group& group, Found& found) {
 // The constants of a row, from its statistics and per-row inputs.
 template <typename Op>
 __device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRow<Op>& given) {
-  if constexpr (Op::kTakes > 0 || Op::kTakesLabel || Op::kAverages) {
-    return typename Op::Row(found, given);
-  } else {
-    return typename Op::Row(found);
-  }
+  return Op::MakeRow(found, given);
 }
 
 // `row`: Op::Row, or the part of it that Op::Finish takes.
@@ -215,7 +213,7 @@ template <typename Op, typename C, int kSize>
 __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename Op::Row& row,
                             C (&result)[kSize]) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], row);
+  for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], C(0), row);
 }
 
 // The steps on packs. A single input is compared in its storage type, since Op::Value does not

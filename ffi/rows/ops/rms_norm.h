@@ -1,0 +1,53 @@
+// RMSNorm and its derivatives. The first input is x; the last value of an element is the scale of
+// its column.
+#ifndef JAXKERNELS_ROWS_OPS_RMS_NORM_H_
+#define JAXKERNELS_ROWS_OPS_RMS_NORM_H_
+
+#include "rows/ops/row_op.h"
+
+namespace jaxkernels {
+
+template <typename A, Operation kOf>
+struct RmsNormOp : RowOp<A, kOf> {
+  using typename RowOp<A, kOf>::C;
+  // r = 1 / sqrt(mean(x^2) + epsilon); in derivatives also r^2 mean(x t), where t is the tangent of
+  // x or scale * dy.
+  struct Row {
+    C r, product;
+  };
+  JK_OP static C Term(const auto& in, C) { return in[0] * in[0]; }
+  JK_OP static Row MakeRow(const auto& of, const auto& given) {
+    using Sum = typename A::Sum;
+    const Sum cols = static_cast<Sum>(given.cols);
+    const Sum square = Sum(1) / (of.sum[0] / cols + given.scalar[0]);
+    return {C(A::Sqrt(square)), C(square * (of.sum[RmsNormOp::kSums - 1] / cols))};
+  }
+};
+
+// y = scale * r x
+template <typename A>
+struct RmsNormForward : RmsNormOp<A, Operation::kRmsNormForward> {
+  JK_OP static auto Finish(const auto& in, const auto& row) { return in[0] * row.r * in[1]; }
+};
+
+// dx = r (scale dy - x r^2 mean(x scale dy))
+template <typename A>
+struct RmsNormGrad : RmsNormOp<A, Operation::kRmsNormGrad> {
+  JK_OP static auto SecondTerm(auto, const auto& in, bool) { return in[0] * (in[2] * in[1]); }
+  JK_OP static auto Finish(const auto& in, const auto& row) {
+    return row.r * (in[2] * in[1] - in[0] * row.product);
+  }
+};
+
+// dy = scale * r (dx - x r^2 mean(x dx)), the transpose of RmsNormGrad
+template <typename A>
+struct RmsNormJvp : RmsNormOp<A, Operation::kRmsNormJvp> {
+  JK_OP static auto SecondTerm(auto, const auto& in, bool) { return in[0] * in[1]; }
+  JK_OP static auto Finish(const auto& in, const auto& row) {
+    return in[2] * (row.r * (in[1] - in[0] * row.product));
+  }
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_OPS_RMS_NORM_H_
