@@ -204,7 +204,7 @@ constexpr const auto& NamesOf(Tier) { return kTierNames; }
 inline constexpr char kLeaveTierOut[] = ". Leave tier= out to let the plan choose one";
 
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).Inputs(); }
-constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
+constexpr bool FindsMax(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).HasMask(); }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }

@@ -196,7 +196,7 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
 constexpr bool PrefersBlock(Operation operation, DType dtype, bool aligned, int64_t cols) {
-  const bool stores_terms = IsForward(operation) && StoresElements(operation);
+  const bool stores_terms = FindsMax(operation) && StoresElements(operation);
   if (IsDouble(dtype) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;

@@ -147,10 +147,10 @@ inline constexpr int kWaves = 32;
 inline constexpr int kLeastRoundsOfTurns = 32;
 constexpr bool TakesRowsInBatches(Operation operation, DType dtype, int blocks_of_row,
                                   int blocks_per_sm, int64_t rounds) {
-  if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
+  if (blocks_of_row == 1) return FindsMax(operation) && blocks_per_sm == 1;
   if (IsDouble(dtype)) return blocks_per_sm == 1;
   if (rounds < kLeastRoundsOfTurns) return true;
-  if (!IsForward(operation)) return blocks_per_sm <= 2;
+  if (!FindsMax(operation)) return blocks_per_sm <= 2;
   if (blocks_of_row == 2) return blocks_per_sm <= 2;
   return blocks_per_sm <= 3 || blocks_of_row > kPortableClusterBlocks;
 }

@@ -10,7 +10,7 @@ bool MayShareRows(const RowCall& call) {
 int64_t RoomToShare(const RowCall& call) {
   const bool hides = HidesElements(call.operation);
   if (!hides && !IsHalf(call.dtype)) return 0;
-  const int64_t arrays = !hides ? InputsOf(call.operation) : IsForward(call.operation) ? 2 : 3;
+  const int64_t arrays = !hides ? InputsOf(call.operation) : FindsMax(call.operation) ? 2 : 3;
   const int64_t width = std::max<int64_t>(ByteWidth(call.dtype), sizeof(float));
   return arrays * call.arrays.rows * call.arrays.cols * width;
 }

@@ -91,7 +91,7 @@ struct Cuda {
   //   kSharesRows  whether a row has the same offset in all inputs
   //   kOnlyLong    whether it is compiled for long rows only: `block_smem` and `cluster`, or
   //                OneReadKernel
-  //   kHides       whether a row has hidden elements; View and MaskWord describe them, as
+  //   kHides       whether a row has hidden elements; VisibleColumns and MaskWord describe them, as
   //   in
   //                row_ops_masked.cuh. Hidden is their result
   //   kKeepsRest   whether sums are compensated when parts of a row are combined
@@ -116,7 +116,7 @@ struct Cuda {
     static constexpr bool kOnlyLong = false;
     static constexpr int kCount = std::max(1, SumsOf(TraitsOf(kOf), kDTypeOf<T>));
     using Found = Statistics<C, kCount, kKeepsRest>;
-    struct View {};
+    struct VisibleColumns {};
     struct MaskWord {};
     struct Scale {};
 

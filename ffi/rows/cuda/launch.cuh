@@ -139,7 +139,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   // `out` is null if the results are statistics or row scalars.
   if (arrays.out != nullptr) {
     const auto skipped = plan.offset * ByteWidth(call.result_dtype);
-    args.out = reinterpret_cast<T*>(static_cast<char*>(arrays.out) - skipped);
+    args.out = static_cast<char*>(arrays.out) - skipped;
   }
   args.result_dtype = call.result_dtype;
   args.offset = plan.offset;

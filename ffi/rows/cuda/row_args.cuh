@@ -54,7 +54,7 @@ struct RowArgs {
   static constexpr int kTakesFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
 
   const T* in[Op::kInputs];
-  T* out;  // or an array of result_dtype, if the operation may narrow its results
+  void* out;  // of result_dtype
   int64_t rows, cols;
   int kept_packs;  // per input and block, in shared memory or (FewRowsKernel) in registers
   int offset;      // elements of the first pack before the result; the pointers include them
@@ -164,7 +164,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   using Window = RowWindow<typename Op::Storage, kAligned>;
   using Window::kSize;
 
-  typename Op::View seen;
+  typename Op::VisibleColumns seen;
   int first_seen = 0, end_seen = 0;  // packs that the band covers, also in part
   int cut_begin = 0, cut_end = 0;    // packs of the columns just outside the band
 
@@ -176,7 +176,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
       const auto find = [&](auto index) {
         const auto row = args.op.rows.order.RowAt(index);
         static_cast<Window&>(*this) = Window(row, args.rows, args.cols, args.offset);
-        seen = args.op.ViewOf(row, args.cols);
+        seen = args.op.VisibleOf(row, args.cols);
       };
       args.op.rows.IsShort() ? find(static_cast<uint32_t>(turn)) : find(turn);
       FindBand();

@@ -24,7 +24,7 @@ struct alignas(4 * MaskWords(kSize)) MaskBytes {
 template <typename T>
 struct AttentionRows {
   using C = ComputeType<T>;
-  struct View {
+  struct VisibleColumns {
     int begin = 0, end = 0;         // columns within the band
     const uint8_t* mask = nullptr;  // of this row
     int64_t bias_shift = 0;         // offset from the row in the scores to its row in the bias
@@ -39,7 +39,7 @@ struct AttentionRows {
   }
 
   template <typename Index>
-  __device__ View ViewOf(Index row, int64_t cols) const {
+  __device__ VisibleColumns VisibleOf(Index row, int64_t cols) const {
     const ColumnRange range = rows.ColumnsOf(row, cols);
     const int64_t bias_row = rows.bias_rows.Of(row);
     return {range.begin, range.end, rows.MaskOf(row, cols), (bias_row - int64_t{row}) * cols};
@@ -54,7 +54,7 @@ struct AttentionForward : SoftmaxForward<Cuda<T>, kOf>, AttentionRows<T> {
   static constexpr int kArrays = TraitsOf(kOf).Inputs();
   using C = ComputeType<T>;
   using typename SoftmaxForward<Cuda<T>, kOf>::Row;
-  using typename AttentionRows<T>::View;
+  using typename AttentionRows<T>::VisibleColumns;
   using AttentionRows<T>::scale;
   using MaskWord = MaskBytes<16 / sizeof(T)>;
 
@@ -83,7 +83,7 @@ template <typename T>
 struct MaskedSoftmaxGrad : LinearOp<Cuda<T>, Operation::kMaskedSoftmaxGrad>, AttentionRows<T> {
   using C = ComputeType<T>;
   using typename LinearOp<Cuda<T>, Operation::kMaskedSoftmaxGrad>::Row;
-  using typename AttentionRows<T>::View;
+  using typename AttentionRows<T>::VisibleColumns;
   using AttentionRows<T>::scale;
 
   __device__ static C Hidden(const Row& /*row*/) { return C(0); }

@@ -286,13 +286,13 @@ __device__ void StoreResults(const RowArgs<Op>& args, const RowView<Op, kAligned
                              const C (&result)[kSize]) {
   if constexpr (kMayNarrow<Op>) {
     if (args.result_dtype == DType::kBFloat16) {
-      return StorePack(reinterpret_cast<__nv_bfloat16*>(args.out), view, index, result);
+      return StorePack(static_cast<__nv_bfloat16*>(args.out), view, index, result);
     }
     if (args.result_dtype == DType::kFloat16) {
-      return StorePack(reinterpret_cast<__half*>(args.out), view, index, result);
+      return StorePack(static_cast<__half*>(args.out), view, index, result);
     }
   }
-  StorePack(args.out, view, index, result);
+  StorePack(static_cast<typename Op::Storage*>(args.out), view, index, result);
 }
 
 // Stores the result of the label's column only.
@@ -300,9 +300,10 @@ __device__ void StoreResults(const RowArgs<Op>& args, const RowView<Op, kAligned
 template <typename Op, bool kAligned>
 __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
                              const typename Op::LedRow& row, typename Op::C slope) {
+  using T = typename Op::Storage;
   const int64_t column = row.label + view.head;
-  args.out[(view.first + view.lead) * Pack<typename Op::Storage>::kSize + column] =
-      static_cast<typename Op::Storage>(row.AtLabel() * slope);
+  static_cast<T*>(args.out)[(view.first + view.lead) * Pack<T>::kSize + column] =
+      static_cast<T>(row.AtLabel() * slope);
 }
 
 // Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below

@@ -73,7 +73,7 @@ class StagedChunk {
   // Stores the result of the chunk that begins at element `begin`.
   __device__ void Store(int64_t begin) const {
     if (!on_packs_ || !IsWithin(begin)) return StoreParts(begin);
-    auto* const to = reinterpret_cast<Pack<T>*>(args_.out + begin);
+    auto* const to = reinterpret_cast<Pack<T>*>(static_cast<T*>(args_.out) + begin);
 #pragma unroll 4
     for (int p = Lane(); p < packs_; p += kWarpSize) CopyPack(to + p, pack_->element, p);
   }
@@ -128,7 +128,7 @@ class StagedChunk {
     for (int p = Lane(); p < packs_; p += kWarpSize) {
       const ElementRange own = ElementsOfPack(offset, p, count);
       const T* const from = Element(0, p * kSize - offset);
-      T* const to = args_.out + begin + p * kSize;
+      T* const to = static_cast<T*>(args_.out) + begin + p * kSize;
       if (own.begin > 0 || own.end < kSize) {
         CopyElements(to, from, own);
         continue;

@@ -85,8 +85,8 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     });
   }
   if constexpr (Op::kHides) {
-    typename Op::View seen;
-    if (index < args.rows) seen = op.ViewOf(index, args.cols);
+    typename Op::VisibleColumns seen;
+    if (index < args.rows) seen = op.VisibleOf(index, args.cols);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {
       const int column = first + k * lanes;
