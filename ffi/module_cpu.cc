@@ -15,7 +15,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowsCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu);
 
-void BindSoftmaxPlan(nb::module_& module);
+void BindRowPlan(nb::module_& module);
 void BindSgemmPlan(nb::module_& module);
 
 namespace {
@@ -36,7 +36,7 @@ NB_MODULE(_cpu, module) {
   module.def("ffi_api_version", &FfiApiVersion,
              "(major, minor) of the XLA FFI headers that this module was compiled with.");
   module.attr("WHY_NO_CUDA") = JK_WHY_NO_CUDA;  // empty if the CUDA module was built
-  BindSoftmaxPlan(module);
+  BindRowPlan(module);
   BindSgemmPlan(module);
 }
 

@@ -1,4 +1,4 @@
-// Python bindings of SoftmaxPlan, DeviceLimits, the table of operations and the known devices.
+// Python bindings of RowPlan, DeviceLimits, the table of operations and the known devices.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -15,15 +15,15 @@ namespace nb = nanobind;
 namespace jaxkernels {
 namespace {
 
-SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
-                 const DeviceLimits& limits, const std::string& tier, const std::string& part,
-                 int offset, bool shifted) {
+RowPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
+             const DeviceLimits& limits, const std::string& tier, const std::string& part,
+             int offset, bool shifted) {
   if (rows < 0 || cols < 1) {
     throw nb::value_error(("rows must be at least 0 and cols at least 1, got " +
                            std::to_string(rows) + " and " + std::to_string(cols))
                               .c_str());
   }
-  SoftmaxProblem problem;
+  RowProblem problem;
   problem.rows = rows;
   problem.cols = cols;
   problem.dtype = FromName<DType>(dtype, "dtype");
@@ -38,12 +38,12 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   }
   problem.offset = offset;
   problem.shifted = shifted;
-  const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
+  const RowPlanResult planned = PlanRows(problem, limits);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
 }
 
-nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
+nb::tuple RowsOf(const RowPlan& plan, int64_t worker, int64_t rows) {
   if (worker < 0 || worker >= plan.batches.CountWorkers(rows)) {
     throw nb::index_error(("the plan has no worker " + std::to_string(worker)).c_str());
   }
@@ -86,7 +86,7 @@ nb::dict NamedDevices() {
 
 }  // namespace
 
-void BindSoftmaxPlan(nb::module_& module) {
+void BindRowPlan(nb::module_& module) {
   BindValue<DeviceLimits>(module, "What a plan needs to know about a GPU.")
       .def(
           "__init__",
@@ -106,7 +106,7 @@ void BindSoftmaxPlan(nb::module_& module) {
           nb::arg("registers_per_sm"), nb::arg("compute_capability"), nb::arg("cluster_blocks") = 1,
           nb::arg("compiled_for") = nb::none(), nb::arg("has_wgmma") = nb::none());
 
-  BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
+  BindValue<RowPlan>(module, "How a row operation is launched on a GPU.")
       .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
            "The rows (first, end, step) of a worker, which is a block or cluster, if the call has "
            "`rows` rows; tiers 'block_smem' and 'cluster' only.");

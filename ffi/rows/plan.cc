@@ -20,8 +20,7 @@ struct TierChoices {
   }
 };
 
-TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
-                      const DeviceLimits& limits) {
+TierChoices ChoicesOf(const RowProblem& problem, const RowPlan& plan, const DeviceLimits& limits) {
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   TierChoices choices;
   choices.warp_shape = FindWarpShape(packs, problem.operation, problem.dtype, plan.aligned);
@@ -33,7 +32,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 }
 
 // The fastest tier, by the measurements in the rules.
-Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
+Tier BestTier(const RowProblem& problem, const RowPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
       PrefersBlock(problem.operation, problem.dtype, plan.aligned, problem.cols)) {
@@ -47,7 +46,7 @@ Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const Tier
 }
 
 // Why a tier cannot handle a problem; empty if it can.
-std::string WhyNot(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices,
+std::string WhyNot(Tier tier, const RowProblem& problem, const TierChoices& choices,
                    const DeviceLimits& limits) {
   const auto row = [&] {
     return std::to_string(MaxPacksOfRow(problem.cols, PackOf(problem.dtype), problem.offset)) +
@@ -84,8 +83,8 @@ std::string WhyNot(Tier tier, const SoftmaxProblem& problem, const TierChoices& 
   }
 }
 
-void PlanIn(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices,
-            const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanIn(Tier tier, const RowProblem& problem, const TierChoices& choices,
+            const DeviceLimits& limits, RowPlan& plan) {
   switch (tier) {
     case Tier::kWarp:
       plan.tier = Tier::kWarp;
@@ -107,8 +106,8 @@ void PlanIn(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices
   }
 }
 
-SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& limits) {
-  SoftmaxPlan plan;
+RowPlanResult PlanOnTier(const RowProblem& problem, const DeviceLimits& limits) {
+  RowPlan plan;
   plan.pack = PackOf(problem.dtype);
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
@@ -149,13 +148,13 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
 
 }  // namespace
 
-SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
-  SoftmaxPlanResult planned = PlanOnTier(problem, limits);
+RowPlanResult PlanRows(const RowProblem& problem, const DeviceLimits& limits) {
+  RowPlanResult planned = PlanOnTier(problem, limits);
   const bool is_misaligned = problem.offset != 0 || problem.shifted || !problem.broadcast_aligned;
   if (planned.error.empty() || problem.tier == Tier::kAuto || !is_misaligned) return planned;
   // Alignment is known only when the program runs. If the forced tier could handle these rows when
   // aligned, the user made no mistake, so another tier is chosen.
-  SoftmaxProblem aligned = problem, anywhere = problem;
+  RowProblem aligned = problem, anywhere = problem;
   aligned.offset = 0;
   aligned.shifted = false;
   aligned.broadcast_aligned = true;

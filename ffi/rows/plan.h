@@ -26,7 +26,7 @@
 
 namespace jaxkernels {
 
-struct SoftmaxPlan {
+struct RowPlan {
   Part part = Part::kWhole;
   Tier tier = Tier::kAuto;
   int pack = 0;             // elements per 16-byte access
@@ -91,7 +91,7 @@ constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
 }
 
 // The input of a plan.
-struct SoftmaxProblem {
+struct RowProblem {
   int64_t rows = 0;
   int64_t cols = 0;
   DType dtype = DType::kFloat32;
@@ -105,12 +105,12 @@ struct SoftmaxProblem {
 };
 
 // A plan, or an error text.
-struct SoftmaxPlanResult {
-  SoftmaxPlan plan;
+struct RowPlanResult {
+  RowPlan plan;
   std::string error;
 };
 
-SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits);
+RowPlanResult PlanRows(const RowProblem& problem, const DeviceLimits& limits);
 
 }  // namespace jaxkernels
 

@@ -10,7 +10,7 @@ namespace jaxkernels {
 namespace {
 
 // Threads per block in tier `block`: the fewest warps that hold the row.
-int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
+int64_t BlockThreads(const RowProblem& problem, int pack) {
   const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
   return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
 }
@@ -26,7 +26,7 @@ int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned)
   return -1;
 }
 
-void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   const WarpShape& shape = kWarpShapes[plan.warp_shape];
   plan.lanes = shape.lanes;
   plan.packs_per_lane = shape.packs_per_lane;
@@ -37,7 +37,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
 
-bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape) {
+bool PrefersStaged(const RowProblem& problem, const RowPlan& plan, int warp_shape) {
   if (!SharesRows(problem.operation) || problem.narrows) return false;
   if (problem.cols > MostStagedCols(problem.dtype, InputsOf(problem.operation))) return false;
   if (!plan.aligned || TraitsOf(problem.operation).TakesLabel()) return true;
@@ -49,7 +49,7 @@ namespace {
 
 // Rows per staged chunk: they fill whole packs, and are a multiple of the rows that a warp computes
 // at once. Larger chunks are cheaper, as long as there are enough for all warps.
-int64_t StagedRows(const SoftmaxProblem& problem, int lanes, const DeviceLimits& limits) {
+int64_t StagedRows(const RowProblem& problem, int lanes, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
   const int64_t warps = int64_t{limits.sm_count} * (limits.threads_per_sm / 32);
@@ -60,7 +60,7 @@ int64_t StagedRows(const SoftmaxProblem& problem, int lanes, const DeviceLimits&
 
 }  // namespace
 
-void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanWarpStaged(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   constexpr int kWarps = kStagedTierThreads / 32;
   plan.staged = true;
   plan.warp_shape = -1;
@@ -78,14 +78,14 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows * kWarps), plan.blocks_per_sm, limits);
 }
 
-int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+int RowsOfBlocks(const RowProblem& problem, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
   return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(problem.dtype), limits);
 }
 
-void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanBlock(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   plan.tier = Tier::kBlock;
   plan.packs_per_lane = kBlockPacks / InputsOf(problem.operation);
   plan.block_threads = static_cast<int>(BlockThreads(problem, plan.pack));
@@ -94,7 +94,7 @@ void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, Softma
   plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
 }
 
-SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits) {
+SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
   SharedRow row;
@@ -110,7 +110,7 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits
   return row;
 }
 
-SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& limits) {
   SharedRow row;
   for (const int blocks : kClusterBlocks) {
     const int wanted = blocks > kPortableClusterBlocks
@@ -124,8 +124,7 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits&
 
 namespace {
 
-RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
-                     const DeviceLimits& limits) {
+RowBatches BatchesOf(const RowProblem& problem, const RowPlan& plan, const DeviceLimits& limits) {
   const int blocks = plan.cluster_blocks;
   const int64_t at_once = WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm);
   RowBatches batches;
@@ -138,8 +137,7 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 
 // The plan of FewRowsKernel: the same blocks per row with twice the threads, and one worker per
 // row.
-SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
-                        const DeviceLimits& limits) {
+RowPlan FewRowsPlan(const RowProblem& problem, RowPlan plan, const DeviceLimits& limits) {
   plan.few_rows = true;
   plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);
   plan.block_threads *= 2;
@@ -155,8 +153,8 @@ SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
 
 // Chooses the block size by occupancy like OneFlow's softmax: first the most resident blocks, then
 // the most threads.
-void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
-                   SoftmaxPlan& plan) {
+void PlanSharedRow(const RowProblem& problem, const SharedRow& row, const DeviceLimits& limits,
+                   RowPlan& plan) {
   plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
   plan.cluster_blocks = row.blocks;
   plan.kept_packs = static_cast<int>(row.slots);
@@ -169,7 +167,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   }
   plan.batches = BatchesOf(problem, plan, limits);
   if (FitsFewRowsLayout(problem.operation, problem.dtype, row.slots, plan.block_threads)) {
-    const SoftmaxPlan few = FewRowsPlan(problem, plan, limits);
+    const RowPlan few = FewRowsPlan(problem, plan, limits);
     const int64_t at_once = WorkersAtOnce(limits.sm_count, row.blocks, few.blocks_per_sm);
     if (problem.rows <= MostFewRows(at_once, few.blocks_per_sm)) plan = few;
   }
@@ -177,8 +175,8 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 
-void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
-                       int64_t kept_packs, int threads, SoftmaxPlan& plan) {
+void PlanBlockUncached(const RowProblem& problem, const DeviceLimits& limits, int64_t kept_packs,
+                       int threads, RowPlan& plan) {
   const int pack_bytes = kPackBytes * InputsOf(problem.operation);
   const int64_t room = SmemRoom(problem, limits) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
@@ -214,7 +212,7 @@ int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits&
 
 }  // namespace
 
-void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   constexpr int64_t kTurn = int64_t{32} * kOneReadPacks;
   // The window can begin almost a cache line before the row.
   const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
@@ -237,7 +235,7 @@ void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, Soft
       std::clamp<int64_t>(problem.rows, 1, INT32_MAX / kMostReadBlocks) * plan.cluster_blocks;
 }
 
-void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanGathered(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
   const int packs_of_warp = 32 * (kUncachedPacksInFlight / InputsOf(problem.operation));
   const int64_t threads = 32 * CeilDiv(packs, packs_of_warp);
@@ -247,7 +245,7 @@ void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, Sof
       plan);
 }
 
-void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   const int64_t packs =
       MaxPacksOfRow(problem.cols, plan.pack, problem.offset) * InputsOf(problem.operation);
   plan.tier = Tier::kStream;

@@ -10,12 +10,12 @@
 namespace jaxkernels {
 
 // Shared memory of a block's reductions.
-inline int ScratchBytes(const SoftmaxProblem& problem) {
+inline int ScratchBytes(const RowProblem& problem) {
   return ReductionScratchBytes(problem.operation, problem.dtype);
 }
 
 // Resident blocks per SM, limited by threads, shared memory and registers.
-inline int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
+inline int BlocksPerSm(const RowProblem& problem, int threads, int smem_bytes, int registers,
                        const DeviceLimits& limits) {
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min(limits.BlocksPerSm(threads, smem_bytes + ScratchBytes(problem)), by_registers);
@@ -31,23 +31,23 @@ inline int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const Devic
 }
 
 // Maximum dynamic shared memory per block.
-inline int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+inline int SmemRoom(const RowProblem& problem, const DeviceLimits& limits) {
   return limits.smem_per_block - ScratchBytes(problem);
 }
 
 // The first layout of the warp tier that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned);
 // Plans the warp tier with layout plan.warp_shape.
-void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Whether short rows are staged instead of using layout `warp_shape` (-1: no layout holds them).
-bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape);
-void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+bool PrefersStaged(const RowProblem& problem, const RowPlan& plan, int warp_shape);
+void PlanWarpStaged(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Resident blocks, and so rows, per SM in tier `block`; 0 if a block cannot hold a row.
-int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits);
+int RowsOfBlocks(const RowProblem& problem, const DeviceLimits& limits);
 // Plans tier `block`: one block per row.
-void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+void PlanBlock(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // A row in shared memory: the blocks that share it and the resources of each.
 struct SharedRow {
@@ -57,24 +57,24 @@ struct SharedRow {
   int threads = 0;        // minimum per block
   int blocks_per_sm = 0;  // maximum
 };
-SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits);
+SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& limits);
 // As ShareRow, with the cluster size that the rules choose.
-SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits);
+SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& limits);
 // Plans tier `block_smem` or `cluster`.
-void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
-                   SoftmaxPlan& plan);
+void PlanSharedRow(const RowProblem& problem, const SharedRow& row, const DeviceLimits& limits,
+                   RowPlan& plan);
 
 // Plans tier `block_uncached`, which keeps up to `kept_packs` packs of a row that it reads twice.
-void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
-                       int64_t kept_packs, int threads, SoftmaxPlan& plan);
+void PlanBlockUncached(const RowProblem& problem, const DeviceLimits& limits, int64_t kept_packs,
+                       int threads, RowPlan& plan);
 // Plans OneReadKernel, for operations with IsReadInLeaves.
-void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 // Plans `block_uncached` for gathered inputs, with enough threads to have the whole row in flight.
-void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+void PlanGathered(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Plans tier `stream` for the parts of an operation: it keeps nothing, so it handles rows of any
 // length.
-void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
+void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 }  // namespace jaxkernels
 

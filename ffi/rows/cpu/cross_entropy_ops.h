@@ -5,7 +5,6 @@
 #ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 
-#include <algorithm>
 #include <limits>
 #include <type_traits>
 

@@ -242,8 +242,7 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
   }
   if constexpr (Op::kTakesLabel) {
     for (int64_t r = 0; r < count; ++r) {
-      const int32_t column = call.labels[index + r];
-      label[r] = static_cast<int>(std::min<int64_t>(column, call.arrays.cols));
+      label[r] = static_cast<int>(std::min<int64_t>(call.labels[index + r], call.arrays.cols));
     }
   }
 #pragma omp simd

@@ -5,8 +5,6 @@
 #ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 #define JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 
-#include <cstdint>
-
 #include "core/numeric_cpu.h"
 #include "rows/cpu/attention_rows.h"
 #include "rows/cpu/cross_entropy_ops.h"

@@ -139,9 +139,10 @@ struct Cuda {
   __device__ static C ExpOfInfinity(C x, C max) { return ExpDifference(x, max); }
   // As ExpOfInfinity, for terms that are summed but not stored.
   __device__ static C ExpForSum(C x, C max) { return FastExp(x - max); }
-  // Subtracts the term of the maximum, which is 1. Returns the count of maxima, 1 or 0.
-  __device__ static C TakeOutMax(C& term, bool is_of_max) {
-    const C count = is_of_max ? C(1) : C(0);
+  // Subtracts a term of the maximum, which is 1. Returns the count of maxima, 1 or 0. (float64
+  // kernels that use the flag have other machine code.)
+  __device__ static C TakeOutMax(C& term, bool /*is_of_max*/) {
+    const C count = term == C(1) ? C(1) : C(0);
     term -= count;
     return count;
   }

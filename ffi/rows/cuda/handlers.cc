@@ -25,8 +25,8 @@ ffi::Error Unavailable(Operation operation, const std::string& problem) {
   return ffi::Error(ffi::ErrorCode::kUnavailable, std::string(NameOf(operation)) + ": " + problem);
 }
 
-SoftmaxProblem ProblemOf(const RowCall& call) {
-  SoftmaxProblem problem;
+RowProblem ProblemOf(const RowCall& call) {
+  RowProblem problem;
   problem.rows = call.arrays.rows;
   problem.cols = call.arrays.cols;
   problem.dtype = call.dtype;
@@ -39,7 +39,7 @@ SoftmaxProblem ProblemOf(const RowCall& call) {
 
 // Finds the alignment of a call's arrays relative to packs: XLA passes slices of buffers in place.
 // Returns false if an array is not aligned to its elements.
-bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
+bool FindAlignment(const RowCall& call, RowProblem* problem) {
   const auto place = [](const void* array, int bytes) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(array) % bytes);
   };
@@ -72,20 +72,20 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
 
 ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
   if (call.arrays.rows == 0 || call.arrays.cols == 0) return ffi::Error::Success();
-  SoftmaxProblem problem = ProblemOf(call);
+  RowProblem problem = ProblemOf(call);
   if (!FindAlignment(call, &problem)) {
     return Explain(call.operation, "buffers must be aligned to their elements");
   }
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(call.operation, found.error);
-  const SoftmaxPlanResult planned = PlanSoftmax(problem, *found.limits);
+  const RowPlanResult planned = PlanRows(problem, *found.limits);
   if (!planned.error.empty()) return Explain(call.operation, planned.error);
   if (call.part == Part::kWhole && call.attention.mask != nullptr) {
     const int64_t row_bytes = 2 * problem.cols * ByteWidth(problem.dtype);
     call.attention.order = OrderOfRows(call.attention.mask_rows, problem.rows, row_bytes);
   }
 
-  const cudaError_t status = LaunchSoftmax(call, planned.plan, stream);
+  const cudaError_t status = LaunchRows(call, planned.plan, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal(std::string(NameOf(call.operation)) + ": the launch of " +
                               TextOf(planned.plan) + " failed: " + cudaGetErrorString(status));

@@ -4,21 +4,21 @@
 
 namespace jaxkernels {
 
-cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+cudaError_t LaunchRows(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   switch (call.dtype) {
     case DType::kFloat32:
-      return LaunchSoftmaxOf<DType::kFloat32>(call, plan, stream);
+      return LaunchRowsOf<DType::kFloat32>(call, plan, stream);
     case DType::kBFloat16:
-      return LaunchSoftmaxOf<DType::kBFloat16>(call, plan, stream);
+      return LaunchRowsOf<DType::kBFloat16>(call, plan, stream);
     case DType::kFloat16:
-      return LaunchSoftmaxOf<DType::kFloat16>(call, plan, stream);
+      return LaunchRowsOf<DType::kFloat16>(call, plan, stream);
     case DType::kFloat64:
-      return LaunchSoftmaxOf<DType::kFloat64>(call, plan, stream);
+      return LaunchRowsOf<DType::kFloat64>(call, plan, stream);
   }
   return cudaErrorInvalidValue;
 }
 
-cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
+cudaError_t StartKernel(const void* function, const RowPlan& plan, void** kernel_args,
                         cudaStream_t stream) {
   const LaunchShape shape{.blocks = plan.grid_blocks,
                           .threads = plan.block_threads,

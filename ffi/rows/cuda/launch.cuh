@@ -53,7 +53,7 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
 
 // Kernels of `block_smem` and `cluster`.
 template <typename Op>
-RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
+RowKernel<Op> FindSharedKernel(const RowPlan& plan) {
   if constexpr (HasFewRowsLayout(Op::kOperation, kDTypeOf<typename Op::Storage>)) {
     if (plan.few_rows)
       return plan.aligned ? &FewRowsKernel<Op, Op::kMayAlign> : &FewRowsKernel<Op, false>;
@@ -62,7 +62,7 @@ RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
 }
 
 template <typename Op>
-RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
+RowKernel<Op> FindKernel(const RowPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
@@ -90,7 +90,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
 
 // Returns null for a part that read_call.cc rejects.
 template <typename Op, bool kAligned>
-const void* FindPart(const SoftmaxPlan& plan) {
+const void* FindPart(const RowPlan& plan) {
   constexpr OperationTraits kTraits = TraitsOf(Op::kOperation);
   if constexpr (HasPart(kTraits, Part::kFinish)) {
     if (plan.part == Part::kFinish) {
@@ -113,7 +113,7 @@ const void* FindPart(const SoftmaxPlan& plan) {
 }
 
 template <typename Op>
-const void* FindFunction(const SoftmaxPlan& plan) {
+const void* FindFunction(const RowPlan& plan) {
   if constexpr (!Reduces(Op::kOperation)) {
     return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, Op::kMayAlign>)
                         : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
@@ -128,7 +128,7 @@ const void* FindFunction(const SoftmaxPlan& plan) {
 }
 
 template <typename Op>
-cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+cudaError_t LaunchRowOp(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   static_assert(kHasMask<Op> == HasMask(Op::kOperation), "operations.h says otherwise");
   using T = typename Op::Storage;
   const RowArrays& arrays = call.arrays;
@@ -167,7 +167,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
 // Op<T, kTwoSums, kCaps> is an operation of cross entropy; long rows have kernels with two sums
 // only. A test of the cap at run time took up to 28 percent longer without a cap.
 template <typename T, template <typename, bool, bool> typename Op, bool kCaps>
-cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+cudaError_t LaunchLoss(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   const bool is_long = IsReadInLeaves(call.operation)
                            ? plan.tier == Tier::kBlockUncached
                            : plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster;
@@ -178,7 +178,7 @@ cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_
 }
 
 template <typename T, bool kCaps>
-cudaError_t LaunchLosses(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+cudaError_t LaunchLosses(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   switch (call.operation) {
     case Operation::kCrossEntropyForward:
       return LaunchLoss<T, CrossEntropyForward, kCaps>(call, plan, stream);
@@ -190,7 +190,7 @@ cudaError_t LaunchLosses(const RowCall& call, const SoftmaxPlan& plan, cudaStrea
 }
 
 template <typename... Ops>
-cudaError_t LaunchAmong(OperationList<Ops...>, const RowCall& call, const SoftmaxPlan& plan,
+cudaError_t LaunchAmong(OperationList<Ops...>, const RowCall& call, const RowPlan& plan,
                         cudaStream_t stream) {
   cudaError_t status = cudaErrorInvalidValue;
   ((call.operation == Ops::kOperation ? void(status = LaunchRowOp<Ops>(call, plan, stream))
@@ -205,7 +205,7 @@ using AttentionOps =
                   AttentionForward<T, Operation::kBiasedSoftmaxForward>, MaskedSoftmaxGrad<T>>;
 
 template <typename T>
-cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+cudaError_t LaunchOperation(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   if (HidesElements(call.operation)) return LaunchAmong(AttentionOps<T>(), call, plan, stream);
   if (!TraitsOf(call.operation).TakesLabel()) {
     return LaunchAmong(PlainOps<Cuda<T>>(), call, plan, stream);

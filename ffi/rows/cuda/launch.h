@@ -11,16 +11,16 @@ namespace jaxkernels {
 
 // Launches the kernel of `plan` on `stream` and returns the launch status. Does not synchronise or
 // allocate.
-cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream);
+cudaError_t LaunchRows(const RowCall& call, const RowPlan& plan, cudaStream_t stream);
 
 // Launches kernel `function` with arguments `kernel_args` and the configuration of `plan`.
-cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
+cudaError_t StartKernel(const void* function, const RowPlan& plan, void** kernel_args,
                         cudaStream_t stream);
 
-// As LaunchSoftmax, for one storage type. Each is compiled in its own file, launch_<dtype>.cu, so
+// As LaunchRows, for one storage type. Each is compiled in its own file, launch_<dtype>.cu, so
 // that they compile in parallel.
 template <DType kDType>
-cudaError_t LaunchSoftmaxOf(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream);
+cudaError_t LaunchRowsOf(const RowCall& call, const RowPlan& plan, cudaStream_t stream);
 
 }  // namespace jaxkernels
 

@@ -3,8 +3,8 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kBFloat16>(const RowCall& call, const SoftmaxPlan& plan,
-                                              cudaStream_t stream) {
+cudaError_t LaunchRowsOf<DType::kBFloat16>(const RowCall& call, const RowPlan& plan,
+                                           cudaStream_t stream) {
   return LaunchOperation<__nv_bfloat16>(call, plan, stream);
 }
 

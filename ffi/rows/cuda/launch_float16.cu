@@ -3,8 +3,8 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kFloat16>(const RowCall& call, const SoftmaxPlan& plan,
-                                             cudaStream_t stream) {
+cudaError_t LaunchRowsOf<DType::kFloat16>(const RowCall& call, const RowPlan& plan,
+                                          cudaStream_t stream) {
   return LaunchOperation<__half>(call, plan, stream);
 }
 

@@ -3,8 +3,8 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kFloat32>(const RowCall& call, const SoftmaxPlan& plan,
-                                             cudaStream_t stream) {
+cudaError_t LaunchRowsOf<DType::kFloat32>(const RowCall& call, const RowPlan& plan,
+                                          cudaStream_t stream) {
   return LaunchOperation<float>(call, plan, stream);
 }
 

@@ -3,8 +3,8 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kFloat64>(const RowCall& call, const SoftmaxPlan& plan,
-                                             cudaStream_t stream) {
+cudaError_t LaunchRowsOf<DType::kFloat64>(const RowCall& call, const RowPlan& plan,
+                                          cudaStream_t stream) {
   return LaunchOperation<double>(call, plan, stream);
 }
 

@@ -75,18 +75,14 @@ struct LinearOpOfX : ForwardOp<A, kOf> {
 // dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
 template <typename A>
 struct LogSoftmaxGradOfX : LinearOpOfX<A, Operation::kLogSoftmaxGrad> {
-  using Base = LinearOpOfX<A, Operation::kLogSoftmaxGrad>;
-  using typename Base::C;
-  using typename Base::Row;
   static constexpr bool kKeepsTerm = A::kKeepsTermsOfHalf;
-
-  JK_OP static C SecondTerm(C, const auto& in, bool /*is_of_max*/) { return in[1]; }
-  JK_OP static void Rescale(C (&sum)[2], C factor, C /*difference*/) { sum[0] *= factor; }
-  JK_OP static C FinishTerm(C term, C dy, const Row& row) {
+  JK_OP static auto SecondTerm(auto, const auto& in, bool /*is_of_max*/) { return in[1]; }
+  JK_OP static void Rescale(auto (&sum)[2], auto factor, auto) { sum[0] *= factor; }
+  JK_OP static auto FinishTerm(auto term, auto dy, const auto& row) {
     return A::Fma(-term, row.quotient, dy);
   }
-  JK_OP static C Finish(const auto& in, const Row& row) {
-    return FinishTerm(Base::Term(in, row.max), in[1], row);
+  JK_OP static auto Finish(const auto& in, const auto& row) {
+    return FinishTerm(A::ExpDifference(in[0], row.max), in[1], row);
   }
 };
 
