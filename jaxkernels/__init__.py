@@ -43,6 +43,7 @@ from jaxkernels._sgemm.default_algorithm import default_algorithm
 from jaxkernels._sgemm.einsum import einsum, tensordot
 from jaxkernels._sgemm.matmul import dot_general, matmul
 from jaxkernels._sgemm.plan import plan_sgemm
+from jaxkernels._sgemm.program import ProductReport, float32_matmuls
 from jaxkernels._sgemm.sgemm import sgemm
 
 if _TYPE_CHECKING:
@@ -54,6 +55,7 @@ __all__ = [
     "AttentionPlan",
     "DeviceLimits",
     "LinearCrossEntropyPlan",
+    "ProductReport",
     "SgemmPlan",
     "SoftmaxPlan",
     "__version__",
@@ -64,6 +66,7 @@ __all__ = [
     "dot_product_attention",
     "einsum",
     "export_checks",
+    "float32_matmuls",
     "linear_cross_entropy",
     "linear_token_log_probs",
     "log_softmax",

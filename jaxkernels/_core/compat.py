@@ -12,13 +12,13 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax._src import core
+from jax._src import config, core, util
 from jax._src.interpreters import ad
 from jax._src.interpreters import batching as batching_traces
 from jax.extend.core import Primitive
@@ -36,6 +36,18 @@ def running_ffi_api_version() -> tuple[int, int] | None:
         return None
     found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
     return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+
+
+# Caches a function by the identity of its first argument while that lives, by the others, and by JAX's
+# trace context.
+cached_by_identity: Callable[[Callable[..., Any]], Callable[..., Any]] = util.weakref_lru_cache
+
+
+@contextlib.contextmanager
+def context_of(eqn_context: Any, aval: Any) -> Iterator[None]:
+    """Traces as an equation was: on its mesh, and keeping the varying axes that its operand has."""
+    with eqn_context.manager, config._check_vma(bool(aval.manual_axis_type.varying)):
+        yield
 
 
 def runs_at_once() -> bool:
