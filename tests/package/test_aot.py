@@ -65,7 +65,7 @@ np.savez(sys.argv[2], **results)
 def test_compiled_from_shapes_and_shardings(count, tmp_path, cpu_devices):
     """The executable holds all that it needs: JAX may forget what it traced, and another process may load it.
 
-    That process finds the kernels by the names of their targets, and asks nothing about shardings again.
+    The other process finds the kernels by the names of their targets, and asks nothing about shardings again.
     """
     programs, stored = {}, {}
     for name in CASES:

@@ -67,7 +67,7 @@ def test_a_model_is_trained_without_its_logits():
 
 
 ATTENTION = {"masked_softmax_fwd", "masked_softmax_grad"}
-# Of equal bits, for otherwise the losses would differ.
+# Both modules drop the same weights: their dropout has equal bits.
 BLOCK = ["--length", "16", "--dropout", "0.3"]
 # An example that compares modules, its arguments, and the operations of each module.
 COMPARISONS = [

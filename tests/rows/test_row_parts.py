@@ -15,7 +15,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from row_parts_cases import check_all, check_attention
 
-
 # Rows that some lanes, a warp and a block read, of every alignment.
 COLS = (1, 3, 8, 33, 127, 128, 1000, 1024, 1027, 2050, 8192, 20001)
 
