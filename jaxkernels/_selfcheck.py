@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxkernels._core import validate
-from jaxkernels._rows import plan
+from jaxkernels._core import devices, validate
 from jaxkernels.verify.families import losses
 from jaxkernels.verify.problem import Problem
 from jaxkernels.verify.run import Outcome, outcomes
@@ -55,7 +54,7 @@ def problems(platform: str) -> Iterator[Problem]:
     tiers = [(dtype, None) for dtype in validate.DTYPES]
     tiers += [("float32", tier) for tier in validate.TIERS if on_cuda]
     for dtype, tier in tiers:
-        if tier == "cluster" and not plan.has_clusters():
+        if tier == "cluster" and devices.limits_of(None).cluster_blocks == 1:
             continue
         for function, derivative, options in _ROW_CASES:
             if function != "cross_entropy" or tier != "warp":  # it cannot hold a row with a label
