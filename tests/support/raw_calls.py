@@ -7,7 +7,6 @@ names of targets.
 import dataclasses
 import faulthandler
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,7 +37,8 @@ class Call:
 
 def operations_of(target: str) -> list[Any]:
     """The row operations that a target serves."""
-    found = [name for name, of in contract.OPERATIONS.items() if of.sums and len(of.results) == 1]
+    some = contract.OPERATIONS.items()
+    found: list[Any] = [name for name, of in some if of.sums and len(of.results) == 1]
     if target == "jaxkernels_row_finish":  # other results follow from the statistics alone
         return [name for name in found if contract.OPERATIONS[name].stores_elements]
     return found if target == "jaxkernels_row_statistics" else [*contract.OPERATIONS]
@@ -57,7 +57,7 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
     operation: Any = name or str(rng.choice(operations_of(target)))
     traits = contract.OPERATIONS[operation]
-    has_mask = bool(rng.integers(0, 2)) and len(traits.operands_of_call()) < len(traits.operands)
+    has_mask = bool(rng.integers(0, 2)) and any(x.role == "mask" for x in traits.operands)
     wide = np.dtype("float64" if dtype == np.float64 else "float32")
 
     def array(spec: contract.Operand) -> tuple:
@@ -116,26 +116,6 @@ def other_attribute(value: Any, rng: np.random.Generator) -> Any:
     return pick(some, rng)
 
 
-def change_buffer(buffers: list, rng: np.random.Generator) -> None:
-    if not buffers:
-        return
-    at = int(rng.integers(0, len(buffers)))
-    shape, dtype = buffers[at]
-    if rng.random() < 0.5:
-        buffers[at] = (other_shape(shape, rng), dtype)
-    else:
-        names = ("bool", "int8", "int32", "uint64", "complex64", "float16", "float32", "float64")
-        buffers[at] = (shape, np.dtype(pick(names, rng)))
-
-
-def change_number(buffers: list, rng: np.random.Generator) -> None:
-    """One buffer too many, or too few."""
-    if buffers and rng.random() < 0.5:
-        del buffers[int(rng.integers(0, len(buffers)))]
-    else:
-        buffers.append(buffers[0] if buffers else ((3,), F32))
-
-
 def change_attributes(attributes: dict, rng: np.random.Generator) -> None:
     kind = rng.random()
     if kind < 0.1 or not attributes:
@@ -148,14 +128,19 @@ def change_attributes(attributes: dict, rng: np.random.Generator) -> None:
         attributes[name] = other_attribute(attributes[name], rng)
 
 
-MISTAKES: tuple[Callable[[Call, np.random.Generator], None], ...] = (
-    lambda call, rng: change_buffer(call.operands, rng),
-    lambda call, rng: change_buffer(call.results, rng),
-    lambda call, rng: change_number(call.operands, rng),
-    lambda call, rng: change_number(call.results, rng),
-    lambda call, rng: change_attributes(call.attributes, rng),
-    lambda call, rng: change_attributes(call.attributes, rng),
-)
+def make_mistake(call: Call, rng: np.random.Generator) -> None:
+    """Changes an attribute, a buffer, or the number of buffers."""
+    kind = int(rng.integers(0, 6))
+    if kind > 3:
+        change_attributes(call.attributes, rng)
+        return
+    buffers = (call.operands, call.results)[kind % 2]
+    at = int(rng.integers(0, max(1, len(buffers))))
+    shape, dtype = buffers[at] if buffers else ((3,), F32)
+    others = ("bool", "int8", "int32", "uint64", "complex64", "float16", "float32", "float64")
+    changed = [(other_shape(shape, rng), dtype)], [(shape, np.dtype(pick(others, rng)))]
+    another_number = [], [(shape, dtype)] * 2
+    buffers[at : at + 1] = pick(another_number if kind > 1 else changed, rng)
 
 
 def refusal(target: str, call: Call) -> str:
@@ -183,7 +168,7 @@ def main(calls, *targets):
             call = right_call(target, rng)
             mistakes = 0 if turn % 20 == 0 else int(rng.integers(1, 3))
             for _ in range(mistakes):
-                pick(MISTAKES, rng)(call, rng)
+                make_mistake(call, rng)
             # The last line before a crash, whose stack says nothing of the call.
             print(target, call, file=sys.stderr, flush=True)
             said = refusal(target, call)
