@@ -161,7 +161,8 @@ def test_numbers_are_not_part_of_the_program(refusing):
 
 
 AT_ONCE = {
-    **{name: TRANSFORMS[name] for name in ("value-and-grad", "hessian", "jvp", "vmap-grad")},
+    **{name: TRANSFORMS[name] for name in ("value-and-grad", "jvp", "vmap-grad")},
+    "hessian": lambda f, x, *xs: TRANSFORMS["hessian"](lambda x: f(x, *xs), x),
     "vmap": lambda f, x, *xs: jax.vmap(jax.vmap(lambda x: f(x, *xs), axis_name="i"), axis_name="j")(
         jnp.stack([x[None]] * 2)
     ),
