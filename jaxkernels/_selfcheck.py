@@ -1,18 +1,20 @@
 """The self-test of ``python -m jaxkernels``: problems of `verify` for each row operation and product.
 
 Owns: which problems. They run through the public functions under jit, so that a pass means that a user's
-program works. A CPU's matrix products are XLA's own.
+program works, by our kernels and not by XLA's. A CPU's matrix products are XLA's own.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-from jaxkernels._core import devices, validate
-from jaxkernels.verify.families import losses
+from jaxkernels._core import devices, registry, validate
+from jaxkernels.verify import draw
+from jaxkernels.verify.families import family_of, losses
 from jaxkernels.verify.problem import Problem
 from jaxkernels.verify.run import Outcome, outcomes
 
@@ -65,10 +67,30 @@ def problems(platform: str) -> Iterator[Problem]:
             yield problem("sgemm", "float32", rung, "value", _FACTORS | shapes)
 
 
+def _calls_kernels(problem: Problem, target: str) -> bool:
+    """Whether the program of a problem calls a target for all its results: XLA's may be right, too."""
+    operands, _ = draw.numbers(problem, 0)
+    with jax.enable_x64(problem.wide):
+        program = jax.jit(family_of(problem.operation).core(problem))
+        text = program.lower({name: x[0] for name, x in operands.items()}).as_text()
+    is_one = problem.derivative == "value" or problem.options.get("reduction") == "sum"
+    return text.count(f"@{target}(") >= (1 if is_one else 2)
+
+
 def run(platform: str) -> list[Outcome]:
     """Runs the self-test on the first device of a platform ("cpu", "cuda") with live targets.
 
-    Returns an outcome per problem; an exception becomes a failure.
+    Returns an outcome per problem; an exception becomes a failure, and so does a program without our kernels.
     """
+    found = []
     with jax.default_device(jax.devices(platform)[0]):
-        return [outcome for problem in problems(platform) for outcome in outcomes([problem], 1)]
+        for problem in problems(platform):
+            (outcome,) = outcomes([problem], 1)
+            is_product = problem.operation == "sgemm"
+            target = registry.SGEMM_TARGET if is_product else registry.ROWS_TARGET
+            has_target = target in registry.TARGETS[platform] and not outcome.failures
+            if has_target and not _calls_kernels(problem, target):
+                why = (0, "the program does not call the target")
+                outcome = dataclasses.replace(outcome, failures=(why,))
+            found.append(outcome)
+    return found

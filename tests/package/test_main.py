@@ -72,3 +72,11 @@ def test_a_wrong_product_is_noticed(change, monkeypatch):
     assert not any(x.failures for x in outcomes(some, 1))
     monkeypatch.setattr(jk, "sgemm", lambda *x, **options: change(right, *x, **options))
     assert any(x.failures for x in outcomes(some, 1))
+
+
+def test_a_program_without_our_kernels_is_noticed(monkeypatch):
+    first = next(_selfcheck.problems("cpu"))
+    monkeypatch.setattr(_selfcheck, "problems", lambda platform: [first])
+    assert not _selfcheck.run("cpu")[0].failures
+    monkeypatch.setattr(jk, "softmax", lambda x, **options: jax.nn.softmax(x))
+    assert "does not call" in _selfcheck.run("cpu")[0].failures[0][1]
