@@ -1,8 +1,8 @@
 // GPU limits that launch plans depend on, as a plain value.
 //
 // Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
-// tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cu fills a
-// DeviceLimits from a live device).
+// tested on a machine without a GPU; architectures, and tables of values per architecture. Must not
+// know: the CUDA runtime (device_query.cu fills a DeviceLimits from a live device).
 #ifndef JAXKERNELS_CORE_DEVICE_LIMITS_H_
 #define JAXKERNELS_CORE_DEVICE_LIMITS_H_
 
@@ -31,7 +31,7 @@ struct DeviceLimits {
   int threads_per_sm = 0;
   int blocks_per_sm = 0;
   int registers_per_sm = 0;    // 32-bit registers
-  int compute_capability = 0;  // 90 for 9.0; rules use compiled_for instead
+  int compute_capability = 0;  // 90 for 9.0; features depend on compiled_for instead
   int cluster_blocks = 1;      // maximum cluster size; 1 without clusters
   // The compute capability that the loaded code was compiled for. Code for an older GPU also runs
   // on a newer one, without the newer features.
@@ -59,6 +59,28 @@ struct DeviceLimits {
         Field("has_wgmma", self.has_wgmma));
   }
 };
+
+enum class Arch { kAmpere, kAda, kHopper, kBlackwell };
+
+// A value per architecture. Those without a measurement of their own have Hopper's.
+template <typename T>
+struct ByArch {
+  T hopper;
+  T ampere = hopper, ada = hopper, blackwell = hopper;
+
+  constexpr T operator[](Arch arch) const {
+    const T cells[] = {ampere, ada, hopper, blackwell};
+    return cells[static_cast<int>(arch)];
+  }
+};
+
+// The architecture of the GPU itself, whichever one the code was compiled for: thresholds depend on
+// caches, GPCs and rates, which the code does not change.
+inline Arch ArchOf(const DeviceLimits& limits) {
+  if (limits.compute_capability >= 100) return Arch::kBlackwell;
+  if (limits.compute_capability >= 90) return Arch::kHopper;
+  return limits.compute_capability == 89 ? Arch::kAda : Arch::kAmpere;
+}
 
 // The portable cluster size, which needs no opt-in.
 inline constexpr int kPortableClusterBlocks = 8;

@@ -2,21 +2,18 @@
 // single-pass kernel for row scalars (tier_one_read.cuh).
 //
 // Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
-// memory.
-//
-// Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
-// another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
-// the sentence above them says otherwise.
+// memory. Sections and measurements are as in register_rules.h; nothing depends on a dtype.
 #ifndef JAXKERNELS_ROWS_LONG_ROW_RULES_H_
 #define JAXKERNELS_ROWS_LONG_ROW_RULES_H_
 
 #include <cstdint>
 
 #include "core/device_limits.h"
-#include "core/dtype.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
+
+// ---- Constants of kernels ----
 
 // Register cap per thread of block_uncached and stream.
 inline constexpr int kLongRowRegisters = 64;
@@ -28,7 +25,7 @@ inline constexpr int kUncachedThreads = 1024;
 // H200 bf16 logsumexp 32003 cols: cluster 0.60, 0.83
 // H200 bf16 logsumexp 262144 cols: block_uncached 0.92, 0.92
 // us a call of 64 in a program: H200 f32 logsumexp 4 x 128256: 30.0, 7.0
-// The constants are: packs in flight per lane, maximum leaves per row, registers per thread,
+// The constants are: packs in flight per lane, registers per thread, maximum leaves per row; below,
 // maximum warps per block and blocks per row. Fractions of the read rate, 2^30 bytes; before,
 // losses used the same tiers as logsumexp:
 // H200 bf16 loss 128256 cols: block_uncached 0.73, in leaves 0.91
@@ -42,6 +39,15 @@ constexpr bool IsReadInLeaves(Operation operation) {
 inline constexpr int kOneReadPacks = 8;
 inline constexpr int kOneReadRegisters = 80;
 inline constexpr int kMostReadLeaves = 256;
+inline constexpr int kUncachedPacksInFlight = 4;  // per thread, all inputs together
+// Tier `stream`: threads per block; packs in flight per thread, all inputs together; lanes per
+// short row.
+inline constexpr int kStreamThreads = 256;
+inline constexpr int kStreamPacksInFlight = 4;
+inline constexpr int kStreamLanes = 8;
+
+// ---- Thresholds of plans ----
+
 inline constexpr int kMostReadWarps = 8;
 // Maximum warps per block if each row already has kMostReadBlocks blocks (few rows): up to one warp
 // per leaf. us per call in a captured graph with rotating inputs:
@@ -64,25 +70,20 @@ constexpr bool PrefersOneRead(Operation operation, bool aligned) {
 constexpr int UncachedThreads(Operation operation) {
   return StoresElements(operation) ? kUncachedThreads : 256;
 }
-inline constexpr int kUncachedPacksInFlight = 4;   // per thread, all inputs together
 inline constexpr int kLeastGatheringThreads = 32;  // for gathered inputs
-// Tier `stream`: threads per block; packs in flight per thread, all inputs together; lanes per
-// short row; maximum packs per row for these lanes, and for a warp, instead of a block. Statistics
-// of log-softmax:
-// H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
-// H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
-// H200 bf16 32768 cols (4096 packs): a block 0.94
-inline constexpr int kStreamThreads = 256;
-inline constexpr int kStreamPacksInFlight = 4;
-inline constexpr int kStreamLanes = 8;
 // Packs per block, all inputs together, when the results of a long row are split over blocks.
 // Splitting was not measured with many rows. us per call, 1 x 128256:
 // H200 bf16 gradient of a loss: whole 14.6, parts 3.4
 // H200 f32 gradient of a loss: whole 25.2, parts 3.3
 inline constexpr int kStreamPartPacks = 1024;
+// Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics of
+// log-softmax:
+// H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
+// H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
+// H200 bf16 32768 cols (4096 packs): a block 0.94
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
-// Whether a program uses XLA's own operation by default for rows that fit no tier which keeps them.
+// Whether a program uses XLA's own operation by default for rows that no tier can keep on chip.
 // XLA splits such a row over several blocks. Losses run here, because XLA would store their terms.
 // us per call, softmax, in a program of up to 10 calls:
 // H200 f32 fwd 1, 16, 128 x 1048576: block_uncached 267, 282, 443; XLA 13.6, 75.8, 529

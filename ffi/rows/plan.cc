@@ -1,6 +1,8 @@
 #include "rows/plan.h"
 
 #include "rows/long_row_rules.h"
+#include "rows/register_rules.h"
+#include "rows/smem_rules.h"
 #include "rows/tier_plans.h"
 
 namespace jaxkernels {
@@ -24,7 +26,7 @@ TierChoices ChoicesOf(const RowProblem& problem, const RowPlan& plan, const Devi
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   TierChoices choices;
   choices.warp_shape = FindWarpShape(packs, problem.operation, problem.dtype, plan.aligned);
-  choices.stages = PrefersStaged(problem, plan, choices.warp_shape);
+  choices.stages = PrefersStaged(problem, limits, plan, choices.warp_shape);
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
   choices.of_block = ShareRow(problem, 1, limits);
   choices.of_cluster = ShareRowOverCluster(problem, limits);
@@ -32,15 +34,16 @@ TierChoices ChoicesOf(const RowProblem& problem, const RowPlan& plan, const Devi
 }
 
 // The fastest tier, by the measurements in the rules.
-Tier BestTier(const RowProblem& problem, const RowPlan& plan, const TierChoices& choices) {
+Tier BestTier(const RowProblem& problem, const RowPlan& plan, const TierChoices& choices,
+              Arch arch) {
   if (choices.WarpFits()) return Tier::kWarp;
-  if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
-      PrefersBlock(problem.operation, problem.dtype, plan.aligned, problem.cols)) {
+  if (choices.rows_of_blocks >= kLeastRowsOfBlocks[arch] &&
+      PrefersBlock(problem.operation, arch, problem.dtype, plan.aligned, problem.cols)) {
     return Tier::kBlock;
   }
   if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;
   const bool holds_few =
-      choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, problem.dtype);
+      choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, arch, problem.dtype);
   if (holds_few && choices.of_cluster.blocks > 0) return Tier::kCluster;
   return choices.of_block.blocks > 0 ? Tier::kBlockSmem : Tier::kBlockUncached;
 }
@@ -138,7 +141,7 @@ RowPlanResult PlanOnTier(const RowProblem& problem, const DeviceLimits& limits) 
     PlanGathered(problem, limits, plan);
     return {plan, ""};
   }
-  if (tier == Tier::kAuto) tier = BestTier(problem, plan, choices);
+  if (tier == Tier::kAuto) tier = BestTier(problem, plan, choices, ArchOf(limits));
   if (const std::string why = WhyNot(tier, problem, choices, limits); !why.empty()) {
     return {{}, why + kLeaveTierOut};
   }

@@ -20,7 +20,6 @@
 #include "core/dtype.h"
 #include "core/fields.h"
 #include "rows/operations.h"
-#include "rows/register_rules.h"
 #include "rows/row_batches.h"
 #include "rows/smem_rules.h"
 
@@ -52,7 +51,7 @@ struct RowPlan {
   RowBatches batches;     // schedule of rows over blocks or clusters; block_smem and cluster only
   int smem_bytes = 0;     // dynamic shared memory per block
   int blocks_per_sm = 0;  // resident blocks, limited by threads, shared memory and registers;
-                          // `warp` counts 32 registers per thread, staged rows kStagedRegisters
+                          // `warp` counts kWarpRegisters per thread, staged rows kStagedRegisters
 
   static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>

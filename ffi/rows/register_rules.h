@@ -1,7 +1,10 @@
 // Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`.
 //
 // Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
-// memory, long_row_rules.h those for longer rows.
+// memory, long_row_rules.h those for longer rows. The first section has the constants of kernels,
+// which are template arguments, register caps or sizes that kernels share with plans: they take a
+// dtype only, as one kernel serves all GPUs. The second has the thresholds of plans, which kernels
+// do not call: those that a GPU can change take its Arch.
 //
 // Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
 // another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
@@ -12,11 +15,14 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/device_limits.h"
 #include "core/dtype.h"
 #include "core/host_device.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
+
+// ---- Constants of kernels ----
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -46,7 +52,9 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
 // H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
 // H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
-constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 64; }
+constexpr int WarpMaxRowRegisters(DType dtype) {
+  return ByDType<int>{.float32 = 64, .bfloat16 = 64, .float16 = 64, .float64 = 48}[dtype];
+}
 // Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
 // loading several packs, so that a warp pays it for several rows at once. Attention scores use half
 // a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
@@ -54,7 +62,7 @@ constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 6
 // If they are not staged, they use one of two layouts of a whole warp, which saves kernels.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, DType dtype,
                              bool aligned) {
-  const int registers_per_value = IsDouble(dtype) ? 2 : 1;
+  const int registers_per_value = ComputeWidth(dtype) / 4;
   const int registers =
       shape.packs_per_lane * PackOf(dtype) * registers_per_value * traits.Inputs();
   const bool fits = registers <= WarpMaxRowRegisters(dtype);
@@ -76,38 +84,21 @@ inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
 inline constexpr int kWarpTierThreads = 128;
 // Short rows are staged if the layouts above waste lanes: unaligned rows, and aligned rows that
-// leave much of their layout empty. The constants are threads per block, registers, and the size of
-// a chunk per input, which can be up to twice kStagedChunkBytes:
-//
-// H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
-// H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
-// GPUs with 100 KiB per SM were not measured; with two inputs of 511 columns they hold one block.
+// leave much of their layout empty (LeavesLanesIdle).
 inline constexpr int kStagedTierThreads = 128;
-inline constexpr int kStagedRegisters = 48;  // per thread; the kernels use 32 to 72
-inline constexpr int kStagedChunkBytes = 4 * 1024;
 // Maximum elements of a row per lane: more elements share the fixed cost of a row.
 // H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
 // H200 bf16 fwd 129 cols: 32 lanes 0.80, 16 lanes 0.92
-constexpr int MostStagedElements(DType dtype) { return IsDouble(dtype) ? 8 : 16; }
-// Maximum length of staged rows.
+constexpr int MostStagedElements(DType dtype) {
+  return ByDType<int>{.float32 = 16, .bfloat16 = 16, .float16 = 16, .float64 = 8}[dtype];
+}
+// Maximum length of staged rows. Two inputs halve it, except for half types.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
 // H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
 constexpr int MostStagedCols(DType dtype, int inputs) {
-  return 32 * MostStagedElements(dtype) / (IsHalf(dtype) ? 1 : inputs);
-}
-// Whether aligned rows of `packs` packs are staged because they leave too much of layout `shape`
-// empty: softmax and log-softmax that fill less than three quarters of a layout of up to two packs
-// per lane. Doubles were not measured.
-//
-// H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
-// H200 f32 fwd 264 cols, three packs per lane: registers 0.97, staged 0.92
-constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64_t packs,
-                               const WarpShape& shape) {
-  const int layout_packs = shape.lanes * shape.packs_per_lane;
-  const bool is_softmax = traits.Inputs() == 1 && traits.finds_max && !traits.hides &&
-                          traits.Takes() == 0 && traits.Stores() == 0;
-  return is_softmax && !IsDouble(dtype) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
+  constexpr ByDType<int> kPartOfTwo = {.float32 = 2, .bfloat16 = 1, .float16 = 1, .float64 = 2};
+  return 32 * MostStagedElements(dtype) / (inputs == 2 ? kPartOfTwo[dtype] : 1);
 }
 // Whether any row uses a layout of the warp tier: no earlier fitting layout has its capacity,
 // and some of its rows are not staged (rows with narrower results never are). Unused layouts are
@@ -139,6 +130,51 @@ constexpr int StagedElements(int64_t cols, DType dtype) {
   const int64_t row_lanes = 2 * StagedRowLanes(cols, dtype);
   return 2 * std::max(static_cast<int>((cols + row_lanes - 1) / row_lanes), 1);
 }
+// Tier `block`: packs per thread, all inputs together; maximum threads; registers per thread, as
+// few as hold the packs. More resident rows per SM leave fewer cycles without a load in flight.
+// Time relative to a copy, masked and causal scores, with 32 waves of grid-stride blocks, except in
+// the lines with one block per row (the present code):
+// H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
+// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
+// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
+// H200 bf16 8192 cols: one block per row 1.07, 1.07
+// H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
+// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
+// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
+// H200 f32 8192 cols: one block per row 1.08, 1.07
+inline constexpr int kBlockPacks = 8;
+inline constexpr int kMostBlockThreads = 512;
+constexpr int BlockRegisters(DType dtype) {
+  return ByDType<int>{.float32 = 64, .bfloat16 = 80, .float16 = 80, .float64 = 64}[dtype];
+}
+
+// ---- Thresholds of plans ----
+
+// Registers per thread of WarpTierKernel and of the staged kernels, which use 32 to 72, when plans
+// count resident blocks.
+inline constexpr int kWarpRegisters = 32;
+inline constexpr int kStagedRegisters = 48;
+// Minimum bytes of a staged chunk per input, if rows are many; a chunk has less than twice that.
+// H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
+// H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
+// GPUs with 100 KiB per SM were not measured; with two inputs of 511 columns they hold one block.
+inline constexpr ByArch<int> kStagedChunkBytes = {.hopper = 4 * 1024};
+// Whether aligned rows of `packs` packs are staged because they leave too much of layout `shape`
+// empty: softmax and log-softmax that fill less than kLeastFill of a layout of up to two packs per
+// lane. Doubles were not measured.
+// H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
+// H200 f32 fwd 264 cols, three packs per lane: registers 0.97, staged 0.92
+inline constexpr int kMostPacksOfIdleLayout = 2 * 32;
+inline constexpr ByArch<ByDType<double>> kLeastFill = {
+    .hopper = {.float32 = 0.75, .bfloat16 = 0.75, .float16 = 0.75, .float64 = 0}};
+constexpr bool LeavesLanesIdle(const OperationTraits& traits, Arch arch, DType dtype, int64_t packs,
+                               const WarpShape& shape) {
+  const int layout_packs = shape.lanes * shape.packs_per_lane;
+  const bool is_softmax = traits.Inputs() == 1 && traits.finds_max && !traits.hides &&
+                          traits.Takes() == 0 && traits.Stores() == 0;
+  return is_softmax && layout_packs <= kMostPacksOfIdleLayout &&
+         static_cast<double>(packs) < kLeastFill[arch][dtype] * layout_packs;
+}
 // Distance between the staged rows that a warp computes at once: the one of 1, 2, 4 and 8 with the
 // fewest bank conflicts.
 // H200 bf16 fwd 33, 65, 127 cols: neighbouring rows 0.82, 0.65, 0.71; this rule 0.97, 0.95, 0.96
@@ -159,50 +195,43 @@ constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
   }
   return best;
 }
-// Tier `block`: packs per thread, all inputs together; maximum threads; registers per thread, as
-// few as hold the packs. More resident rows per SM leave fewer cycles without a load in flight.
-// Time relative to a copy, masked and causal scores, with 32 waves of grid-stride blocks, except in
-// the lines with one block per row (the present code):
-// H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
-// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
-// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
-// H200 bf16 8192 cols: one block per row 1.07, 1.07
-// H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
-// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
-// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
-// H200 f32 8192 cols: one block per row 1.08, 1.07
-inline constexpr int kBlockPacks = 8;
-inline constexpr int kMostBlockThreads = 512;
-constexpr int BlockRegisters(DType dtype) { return IsHalf(dtype) ? 80 : 64; }
 // Rows too long for a warp use the tier `block` if an SM holds kLeastRowsOfBlocks of them. Longer
 // rows use shared memory.
 // H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
 // H200 f32 16384 cols: block 0.99, block_smem 0.96
 // H200 bf16 32768 cols, one row per SM: block 0.78, block_smem 0.96
 // H200 bf16 masked scores 16384 cols, time relative to a copy: block 1.03, block_smem 1.18
-inline constexpr int kLeastRowsOfBlocks = 2;
+inline constexpr ByArch<int> kLeastRowsOfBlocks = {.hopper = 2};
 // Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
 // input after its terms, so that registers spill; so do those of float32 cross entropy with its
 // gradient. Exponentials of doubles spill too. Unaligned rows are slower in `block`, except short
 // rows of softmax, and attention scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
-// H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
-// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
-// H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
-// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
 // Losses with their gradients, before the warp-0 broadcast (IsLed in smem_rules.h):
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
-constexpr bool PrefersBlock(Operation operation, DType dtype, bool aligned, int64_t cols) {
+inline constexpr ByArch<ByDType<bool>> kLossGradPrefersBlock = {
+    .hopper = {.float32 = false, .bfloat16 = true, .float16 = true, .float64 = false}};
+// Maximum length of unaligned rows of softmax:
+// H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
+// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
+// H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
+// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
+inline constexpr ByArch<ByDType<int64_t>> kMostMisalignedCols = {
+    .hopper = {.float32 = 12288, .bfloat16 = 6144, .float16 = 6144, .float64 = 0}};
+constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool aligned,
+                            int64_t cols) {
   const bool stores_terms = FindsMax(operation) && StoresElements(operation);
   if (IsDouble(dtype) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
-  if (operation == Operation::kCrossEntropyForwardGrad) return aligned && IsHalf(dtype);
-  const int64_t most_misaligned = IsHalf(dtype) ? 6144 : 12288;
-  return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
+  if (operation == Operation::kCrossEntropyForwardGrad) {
+    return aligned && kLossGradPrefersBlock[arch][dtype];
+  }
+  return aligned ||
+         (operation == Operation::kSoftmaxForward && cols <= kMostMisalignedCols[arch][dtype]);
 }
 
 }  // namespace jaxkernels

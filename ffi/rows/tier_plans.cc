@@ -5,6 +5,7 @@
 
 #include "core/ceil_div.h"
 #include "rows/long_row_rules.h"
+#include "rows/register_rules.h"
 
 namespace jaxkernels {
 namespace {
@@ -32,17 +33,19 @@ void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& pl
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;
   plan.block_threads = kWarpTierThreads;
-  plan.blocks_per_sm = BlocksPerSm(problem, kWarpTierThreads, 0, 32, limits);
+  plan.blocks_per_sm = BlocksPerSm(problem, kWarpTierThreads, 0, kWarpRegisters, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
 
-bool PrefersStaged(const RowProblem& problem, const RowPlan& plan, int warp_shape) {
+bool PrefersStaged(const RowProblem& problem, const DeviceLimits& limits, const RowPlan& plan,
+                   int warp_shape) {
   if (!SharesRows(problem.operation) || problem.narrows) return false;
   if (problem.cols > MostStagedCols(problem.dtype, InputsOf(problem.operation))) return false;
   if (!plan.aligned || TraitsOf(problem.operation).TakesLabel()) return true;
-  return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), problem.dtype,
-                                            problem.cols / plan.pack, kWarpShapes[warp_shape]);
+  return warp_shape >= 0 &&
+         LeavesLanesIdle(TraitsOf(problem.operation), ArchOf(limits), problem.dtype,
+                         problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
 
 namespace {
@@ -53,8 +56,9 @@ int64_t StagedRows(const RowProblem& problem, int lanes, const DeviceLimits& lim
   const int pack = PackOf(problem.dtype);
   const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
   const int64_t warps = int64_t{limits.sm_count} * (limits.threads_per_sm / 32);
+  const int chunk_bytes = kStagedChunkBytes[ArchOf(limits)];
   int64_t rows = std::max<int64_t>(32 / lanes, pack / std::gcd<int64_t>(problem.cols, pack));
-  while (rows * row_bytes < kStagedChunkBytes && 2 * rows * warps <= problem.rows) rows *= 2;
+  while (rows * row_bytes < chunk_bytes && 2 * rows * warps <= problem.rows) rows *= 2;
   return rows;
 }
 
@@ -103,7 +107,7 @@ SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& li
   row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
   if (row.bytes > SmemRoom(problem, limits)) return row;
   row.blocks = blocks;
-  row.threads = LeastSmemThreads(packs, blocks);
+  row.threads = LeastSmemThreads(ArchOf(limits), packs, blocks);
   row.blocks_per_sm =
       BlocksPerSm(problem, row.threads, static_cast<int>(row.bytes),
                   SmemRegisters(problem.dtype, InputsOf(problem.operation)), limits);
@@ -111,11 +115,12 @@ SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& li
 }
 
 SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& limits) {
+  const Arch arch = ArchOf(limits);
   SharedRow row;
   for (const int blocks : kClusterBlocks) {
     const int wanted = blocks > kPortableClusterBlocks
-                           ? kLeastSharesOfPortableCluster
-                           : LeastSharesOfCluster(problem.operation, problem.dtype);
+                           ? kLeastSharesOfPortableCluster[arch]
+                           : LeastSharesOfCluster(problem.operation, arch, problem.dtype);
     if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
     row = ShareRow(problem, blocks, limits);
   }
@@ -125,11 +130,12 @@ SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& lim
 namespace {
 
 RowBatches BatchesOf(const RowProblem& problem, const RowPlan& plan, const DeviceLimits& limits) {
+  const Arch arch = ArchOf(limits);
   const int blocks = plan.cluster_blocks;
-  const int64_t at_once = WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm);
+  const int64_t at_once = WorkersAtOnce(arch, limits.sm_count, blocks, plan.blocks_per_sm);
   RowBatches batches;
-  batches.halves = TakesRowsInBatches(problem.operation, problem.dtype, blocks, plan.blocks_per_sm,
-                                      CeilDiv(problem.rows, at_once));
+  batches.halves = TakesRowsInBatches(problem.operation, arch, problem.dtype, blocks,
+                                      plan.blocks_per_sm, CeilDiv(problem.rows, at_once));
   batches.workers = batches.halves ? at_once : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
   batches.rounds = CeilDiv(problem.rows, batches.workers);
   return batches;
@@ -168,7 +174,8 @@ void PlanSharedRow(const RowProblem& problem, const SharedRow& row, const Device
   plan.batches = BatchesOf(problem, plan, limits);
   if (FitsFewRowsLayout(problem.operation, problem.dtype, row.slots, plan.block_threads)) {
     const RowPlan few = FewRowsPlan(problem, plan, limits);
-    const int64_t at_once = WorkersAtOnce(limits.sm_count, row.blocks, few.blocks_per_sm);
+    const int64_t at_once =
+        WorkersAtOnce(ArchOf(limits), limits.sm_count, row.blocks, few.blocks_per_sm);
     if (problem.rows <= MostFewRows(at_once, few.blocks_per_sm)) plan = few;
   }
   plan.lanes = plan.block_threads * row.blocks;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "rows/plan.h"
+#include "rows/smem_rules.h"
 
 namespace jaxkernels {
 
@@ -41,7 +42,8 @@ int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned)
 void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Whether short rows are staged instead of using layout `warp_shape` (-1: no layout holds them).
-bool PrefersStaged(const RowProblem& problem, const RowPlan& plan, int warp_shape);
+bool PrefersStaged(const RowProblem& problem, const DeviceLimits& limits, const RowPlan& plan,
+                   int warp_shape);
 void PlanWarpStaged(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Resident blocks, and so rows, per SM in tier `block`; 0 if a block cannot hold a row.

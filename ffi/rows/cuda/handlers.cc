@@ -12,6 +12,7 @@
 #include "rows/cuda/launch.h"
 #include "rows/plan.h"
 #include "rows/read_call.h"
+#include "rows/register_rules.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {
@@ -82,7 +83,8 @@ ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
   if (!planned.error.empty()) return Explain(call.operation, planned.error);
   if (call.part == Part::kWhole && call.attention.mask != nullptr) {
     const int64_t row_bytes = 2 * problem.cols * ByteWidth(problem.dtype);
-    call.attention.order = OrderOfRows(call.attention.mask_rows, problem.rows, row_bytes);
+    call.attention.order =
+        OrderOfRows(call.attention.mask_rows, problem.rows, row_bytes, ArchOf(*found.limits));
   }
 
   const cudaError_t status = LaunchRows(call, planned.plan, stream);
