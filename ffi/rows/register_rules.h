@@ -79,8 +79,8 @@ constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& trai
 
 // 4-byte words for the mask of a pack, with one byte per element.
 JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
-// Maximum bytes of a mask that aligned rows read in one access.
-inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
+// Bytes to which the mask of aligned rows is aligned: they read that of a pack in one access.
+constexpr int MaskAlignment(DType dtype) { return 4 * MaskWords(PackOf(dtype)); }
 
 inline constexpr int kWarpTierThreads = 128;
 // Short rows are staged if the layouts above waste lanes: unaligned rows, and aligned rows that

@@ -51,8 +51,8 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
   const int begin = place(has_out ? arrays.out : arrays.in[0], PackOf(call.dtype) * leading_width);
   problem->offset = begin / leading_width;
   bool at_elements = begin % leading_width == 0;
-  problem->broadcast_aligned =
-      place(call.attention.mask, kMostMaskBytes) == 0 && place(call.column.data, kPackBytes) == 0;
+  problem->broadcast_aligned = place(call.attention.mask, MaskAlignment(call.dtype)) == 0 &&
+                               place(call.column.data, kPackBytes) == 0;
   const int column_width = call.column.wide ? ByteWidth(DType::kFloat32) : width;
   at_elements &= place(call.column.data, column_width) == 0;
   for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
