@@ -15,6 +15,12 @@ namespace jaxkernels {
 
 // ---- Constants of kernels ----
 
+// Maximum packs of a row. Kernels count packs in 32 bits and stride past the end of a row:
+// OneReadKernel by up to a leaf, of 2^23 packs in the longest rows; RowFinishKernel, which rounds
+// the row up to the lanes of its parts, by up to half of the row.
+inline constexpr int64_t kMostPacksOfRow = INT32_MAX - (1 << 23);
+inline constexpr int64_t kMostPacksOfStreamedRow = INT32_MAX / 2;
+
 // Register cap per thread of block_uncached and stream.
 inline constexpr int kLongRowRegisters = 64;
 inline constexpr int kUncachedThreads = 1024;

@@ -115,13 +115,14 @@ RowPlanResult PlanOnTier(const RowProblem& problem, const DeviceLimits& limits) 
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
   plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;
-  // Kernels count packs in 32 bits and can stride past the end of a row, at most by a leaf
-  // (OneReadKernel). A leaf of the longest rows has 2^23 packs.
-  if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > INT32_MAX - (1 << 23)) {
+  const bool streams = problem.part != Part::kWhole || !Reduces(problem.operation);
+  const int64_t most_packs = streams ? kMostPacksOfStreamedRow : kMostPacksOfRow;
+  if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > most_packs) {
     return {{},
-            "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
+            "cols=" + std::to_string(problem.cols) + " is about 2^" + (streams ? "30" : "31") +
+                " packs of 16 bytes or more"};
   }
-  if (problem.part != Part::kWhole || !Reduces(problem.operation)) {
+  if (streams) {
     PlanStream(problem, limits, plan);
     return {plan, ""};
   }

@@ -157,13 +157,20 @@ def test_which_aligned_rows_are_staged(dtype):
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_packs_of_the_longest_rows_are_counted_in_32_bits(dtype):
-    """Up to the end of the last leaf, which lies behind the row."""
+    """Up to the end of the last leaf, or of the last part, which lies behind the row."""
     pack = 16 // BYTES[dtype]
     longest = (2**31 - 1 - 2**23) * pack
     leaf = 32 * 8 * plan(longest, dtype, "logsumexp_fwd", rows=1).leaf_turns
     assert longest // pack + leaf < 2**31
     with pytest.raises(ValueError, match="2\\^31 packs"):
         plan(longest + pack, dtype, rows=1)
+    limits, longest = _cpu.named_devices()["h200"], (2**30 - 1) * pack
+    for operation, part in (("softmax_grad", "finish"), ("cross_entropy_grad", "whole")):
+        arguments = (dtype, operation, limits, "auto", part)
+        p = _cpu.plan_softmax(1, longest, *arguments)
+        assert longest // pack + p.branches * p.lanes < 2**31
+        with pytest.raises(ValueError, match="2\\^30 packs"):
+            _cpu.plan_softmax(1, longest + pack, *arguments)
 
 
 def banks_met(p, cols, dtype):
