@@ -90,20 +90,8 @@ struct OperationTraits {
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
   // Number of row scalars that it stores, in one result.
   constexpr int Stores() const { return results.RowNumbers(0); }
-
-  // Whether the parser and the kernels of both platforms can serve such a contract.
-  constexpr bool IsSupported() const {
-    const bool has_inputs = operands.begin()->role == Role::kElements && Inputs() <= 2;
-    const bool is_plain = SharesRows() && !HasMask();
-    const bool has_rows = operands.CountOf(Role::kRow) <= 2 && operands.CountOf(Role::kLabel) <= 1;
-    const bool has_columns = operands.CountOf(Role::kColumn) <= (hides ? 0 : 1);
-    const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
-    const bool has_results = elements <= 1 && rows <= 1 && elements + rows > 0;
-    // CPU drivers of other operations store elements or row scalars, not both.
-    const bool may_store_both = TakesLabel() || elements + rows == 1;
-    return has_inputs && (hides || is_plain) && has_rows && has_columns && has_results &&
-           may_store_both;
-  }
+  // Number of sums per row in the dtype that needs most.
+  constexpr int MostSums() const { return sums + (counts_max || x_if_half > 0 ? 1 : 0); }
 };
 
 }  // namespace jaxkernels

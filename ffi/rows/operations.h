@@ -5,6 +5,7 @@
 #ifndef JAXKERNELS_ROWS_OPERATIONS_H_
 #define JAXKERNELS_ROWS_OPERATIONS_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
@@ -34,6 +35,9 @@ enum class Operation {
   kCrossEntropyForwardGrad,
   kCrossEntropyGrad
 };
+
+// The sums of a row of a loss, and its residuals: the maximum, the sums, the element at the label.
+inline constexpr int kLossSums = 5, kLossResiduals = kLossSums + 2;
 
 // The traits of each operation, in the order of the enum.
 inline constexpr OperationTraits kOperations[] = {
@@ -114,32 +118,76 @@ inline constexpr OperationTraits kOperations[] = {
      .averages = true},
     {.name = "cross_entropy_fwd",
      .operands = {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}},
-     .results = {{"kept", Role::kRow, 7}},
+     .results = {{"kept", Role::kRow, kLossResiduals}},
      .finds_max = true,
-     .sums = 5},
+     .sums = kLossSums},
     {.name = "cross_entropy_fwd_grad",
      .operands =
          {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}, {"numbers", Role::kRow, 4}},
-     .results = {{"dx"}, {"kept", Role::kRow, 7}},
+     .results = {{"dx"}, {"kept", Role::kRow, kLossResiduals}},
      .finds_max = true,
-     .sums = 5},
+     .sums = kLossSums},
     {.name = "cross_entropy_grad",
      .operands = {{"x"},
                   {"label", Role::kLabel},
                   {"scales", Role::kScales},
-                  {"kept", Role::kRow, 7},
+                  {"kept", Role::kRow, kLossResiduals},
                   {"cotangent", Role::kRow, 4}},
      .results = {{"dx"}}},
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
 
-constexpr bool AllSupported() {
+static_assert(kOperationCount == static_cast<std::size_t>(Operation::kCrossEntropyGrad) + 1,
+              "kOperations and Operation differ in length");
+
+constexpr bool AllHave(bool (*condition)(const OperationTraits&)) {
   for (const OperationTraits& traits : kOperations) {
-    if (!traits.IsSupported()) return false;
+    if (!condition(traits)) return false;
   }
-  return kOperationCount == static_cast<std::size_t>(Operation::kCrossEntropyGrad) + 1;
+  return true;
 }
-static_assert(AllSupported(), "a contract that no kernel serves, or a missing entry");
+// The contracts that the parser and the kernels of both platforms serve.
+static_assert(AllHave([](const auto& of) {
+                return of.operands.begin()->role == Role::kElements && of.Inputs() <= 2;
+              }),
+              "one or two inputs; the first operand has the role kElements");
+static_assert(AllHave([](const auto& of) {
+                return of.hides || (of.SharesRows() && !of.HasMask());
+              }),
+              "only attention scores have a mask and broadcast");
+static_assert(AllHave([](const auto& of) {
+                return of.operands.CountOf(Role::kRow) <= 2 &&
+                       of.operands.CountOf(Role::kLabel) <= 1;
+              }),
+              "at most two operands of row scalars, and one label");
+static_assert(AllHave([](const auto& of) {
+                return of.operands.CountOf(Role::kColumn) <= (of.hides ? 0 : 1);
+              }),
+              "at most one column, and none for attention scores");
+static_assert(AllHave([](const auto& of) {
+                const int elements = of.results.CountOf(Role::kElements);
+                const int rows = of.results.CountOf(Role::kRow), all = elements + rows;
+                return elements <= 1 && rows <= 1 && all > 0 &&
+                       of.results.size() == std::size_t(all);
+              }),
+              "the results are elements, row scalars or both");
+static_assert(AllHave([](const auto& of) { return of.results.size() == 1 || of.TakesLabel(); }),
+              "only operations with a label have two results");
+static_assert(AllHave([](const auto& of) {
+                return of.Stores() <= 1 || (of.TakesLabel() && of.Stores() == of.sums + 2);
+              }),
+              "a row stores one scalar, or, with a label, its residuals");
+static_assert(AllHave([](const auto& of) { return of.MostSums() <= 2 || of.TakesLabel(); }),
+              "only operations with a label have more than two sums");
+static_assert(AllHave([](const auto& of) {
+                return !of.averages || (of.TakesColumn() && of.Takes() == 0);
+              }),
+              "the epsilon of averages comes with a column, in place of row scalars");
+static_assert(AllHave([](const auto& of) {
+                return !of.keeps_term ||
+                       (of.operands.CountOf(Role::kElements) == 1 && !of.TakesColumn());
+              }),
+              "a result that follows from the summand reads no other element and no column");
 
 constexpr const OperationTraits& TraitsOf(Operation operation) {
   return kOperations[static_cast<std::size_t>(operation)];
@@ -155,8 +203,16 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
 constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
   return traits.x_if_half > 0 && IsHalf(dtype);
 }
-constexpr bool FindsMax(const OperationTraits& traits, DType dtype) {
+// Whether the operation needs the maximum of a row of elements of a dtype.
+constexpr bool UsesMax(const OperationTraits& traits, DType dtype) {
   return traits.finds_max || ReadsXForY(traits, dtype);
+}
+
+// The largest value of `number` in the table.
+constexpr int MostOf(int (*number)(const OperationTraits&)) {
+  int most = 0;
+  for (const OperationTraits& traits : kOperations) most = std::max(most, number(traits));
+  return most;
 }
 
 // The number of sums per row for elements of a dtype.
@@ -178,6 +234,16 @@ inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 // A list of operations: structs over one arithmetic.
 template <typename... Ops>
 struct OperationList {};
+
+// Whether the list has each operation of the table that `belongs` once, and no other.
+template <typename... Ops>
+constexpr bool IsListOf(OperationList<Ops...>, bool (*belongs)(const OperationTraits&)) {
+  for (std::size_t i = 0; i < kOperationCount; ++i) {
+    const int times = (0 + ... + (Ops::kOperation == static_cast<Operation>(i) ? 1 : 0));
+    if (times != (belongs(kOperations[i]) ? 1 : 0)) return false;
+  }
+  return true;
+}
 
 // An operation runs as a whole, or in two parts for rows that are sharded over devices: the
 // statistics (maximum and sums) of the local columns, and the result of these columns from the

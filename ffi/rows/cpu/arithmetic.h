@@ -2,6 +2,7 @@
 #ifndef JAXKERNELS_ROWS_CPU_ARITHMETIC_H_
 #define JAXKERNELS_ROWS_CPU_ARITHMETIC_H_
 
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 
@@ -18,12 +19,14 @@ struct Statistics {
   double sum[kCount > 0 ? kCount : 1];
 };
 
+inline constexpr int kMostTakes = MostOf([](const auto& of) { return of.Takes(); });
+
 // Per-row inputs: the scalars, or the epsilon if the operation averages; with labels also the
 // label, clamped to cols, and the element there (NaN if the label is too large).
 template <typename C>
 struct GivenRow {
   static constexpr double unit = 1;  // there is no temperature
-  double scalar[11], cols;
+  double scalar[kMostTakes], cols;
   int label;
   C labelled;
 };

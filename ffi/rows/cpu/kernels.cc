@@ -10,7 +10,8 @@ bool MayShareRows(const RowCall& call) {
 int64_t RoomToShare(const RowCall& call) {
   const bool hides = HidesElements(call.operation);
   if (!hides && !IsHalf(call.dtype)) return 0;
-  const int64_t arrays = !hides ? InputsOf(call.operation) : FindsMax(call.operation) ? 2 : 3;
+  const bool finds_max = TraitsOf(call.operation).finds_max;
+  const int64_t arrays = !hides ? InputsOf(call.operation) : finds_max ? 2 : 3;
   const int64_t width = std::max<int64_t>(ByteWidth(call.dtype), sizeof(float));
   return arrays * call.arrays.rows * call.arrays.cols * width;
 }
@@ -18,7 +19,7 @@ int64_t RoomToShare(const RowCall& call) {
 RowStep FirstStep(Operation operation, DType dtype) {
   const OperationTraits& traits = TraitsOf(operation);
   if (traits.sums == 0) return RowStep::kResults;
-  return FindsMax(traits, dtype) ? RowStep::kMax : RowStep::kSums;
+  return UsesMax(traits, dtype) ? RowStep::kMax : RowStep::kSums;
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {

@@ -42,7 +42,7 @@ struct RowOp : A::template Platform<kOf> {
   using C = typename A::C;
   static constexpr Operation kOperation = kOf;
   static constexpr int kInputs = TraitsOf(kOf).Inputs();
-  static constexpr bool kUsesMax = FindsMax(TraitsOf(kOf), kDTypeOf<Storage>);
+  static constexpr bool kUsesMax = UsesMax(TraitsOf(kOf), kDTypeOf<Storage>);
   static constexpr bool kKeepsTerm = TraitsOf(kOf).keeps_term;
   static constexpr int kSums = SumsOf(TraitsOf(kOf), kDTypeOf<Storage>);
   static constexpr bool kTakesLabel = TraitsOf(kOf).TakesLabel();
