@@ -1,11 +1,18 @@
-// Marks functions of headers that plans, handlers and kernels share.
+// Marks functions of headers that plans, handlers, kernels and both platforms share.
 #ifndef JAXKERNELS_CORE_HOST_DEVICE_H_
 #define JAXKERNELS_CORE_HOST_DEVICE_H_
 
+// CPU code: inlined into every version of a function (OnThisMachine of numeric_cpu.h), and compiled
+// for its instruction set.
+#define JK_INLINE __attribute__((always_inline)) inline
+
+// JK_OP marks a function of a row operation: device code, or CPU code.
 #ifdef __CUDACC__
 #define JK_HOST_DEVICE __host__ __device__
+#define JK_OP __device__
 #else
 #define JK_HOST_DEVICE
+#define JK_OP JK_INLINE
 #endif
 
 #endif  // JAXKERNELS_CORE_HOST_DEVICE_H_

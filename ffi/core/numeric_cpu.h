@@ -14,9 +14,8 @@
 #include <type_traits>
 
 #include "core/dtype.h"
+#include "core/host_device.h"
 
-// Inlined into every version of a function (OnThisMachine), and compiled for its instruction set.
-#define JK_INLINE __attribute__((always_inline)) inline
 // As JK_INLINE, for a lambda; put it after the parameter list.
 #define JK_INLINE_LAMBDA __attribute__((always_inline))
 

@@ -2,7 +2,8 @@
 //
 // Owns: the roles, and the record of one operation. The call parser, plans, the kernels of both
 // platforms and Python's primitives, batching, partitioning and derivatives all read it.
-// operations.h has the table of operations. Must not know: XLA, CUDA, Python.
+// operations.h has the table of operations, and asserts the contracts that kernels serve. Must not
+// know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_CONTRACT_H_
 #define JAXKERNELS_ROWS_CONTRACT_H_
 

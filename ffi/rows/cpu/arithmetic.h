@@ -52,7 +52,7 @@ struct Cpu {
   //   Kept       maps a term to the summand that is kept
   //   MoreTerms  the summands of the third to fifth sums, from Term before SecondTerm
   template <Operation kOf>
-  struct Platform {
+  struct KernelTraits {
     static constexpr int kTermSums = SumsOf(TraitsOf(kOf), kDTypeOf<T>);
     static constexpr bool kCounts =
         kTermSums > 1 && !TraitsOf(kOf).averages && (kIsHalf || TraitsOf(kOf).counts_max);

@@ -3,8 +3,11 @@
 #define JAXKERNELS_ROWS_CUDA_ARITHMETIC_CUH_
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
+#include "core/numeric.cuh"
 #include "core/reduce.cuh"
 #include "rows/call.h"
 #include "rows/ops/row_op.h"
@@ -91,22 +94,25 @@ struct Cuda {
   //   kSharesRows  whether a row has the same offset in all inputs
   //   kOnlyLong    whether it is compiled for long rows only: `block_smem` and `cluster`, or
   //                OneReadKernel
-  //   kHides       whether a row has hidden elements; VisibleColumns and MaskWord describe them, as
-  //   in
-  //                row_ops_masked.cuh. Hidden is their result
+  //   kHides       whether a row has hidden elements, whose result is Hidden. VisibleOf finds its
+  //                VisibleColumns; a MaskWord is the mask of a pack (row_ops_masked.cuh)
   //   kKeepsRest   whether sums are compensated when parts of a row are combined
-  //   kTakesScales whether a row may have a temperature: `scale` applies it to a loaded element,
-  //   and
-  //                Value, Term and Finish get the result. MakeRow applies GivenRow::unit
+  //   kTakesScales whether a row may have a temperature: `scale` (a Scale) applies it to a loaded
+  //                element; Value, Term and Finish get the result. MakeRow applies GivenRow::unit
   //   kCaps        whether it has a soft cap too; FinishPacks applies the derivative of that
   //   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
+  //   Found        the statistics of a row or a part of it
+  //   Take         on the host, with kHides or a column: reads its part of the call
+  //   Want         on the host, with more than two sums: sets all_sums, whether a call wants all
   //   AddMore      for more than two sums: adds to all sums but the first, and may modify the terms
+  //   NeedsCount, CountOneMax  with a label: how OneReadKernel counts maxima; row_ops_losses.cuh
   //   Row::other   with a label: the columns with a special result, and that result
   //   LedRow       if IsLed: the row constants that warp 0 computes; AtLabel() is the result at the
   //                label
   //   Columns      if IsLed: the part of LedRow that Finish needs
   template <Operation kOf>
-  struct Platform : std::conditional_t<TraitsOf(kOf).TakesColumn(), ColumnOperand<C>, NoColumn> {
+  struct KernelTraits
+      : std::conditional_t<TraitsOf(kOf).TakesColumn(), ColumnOperand<C>, NoColumn> {
     static constexpr bool kKeepsRest = KeepsRest(TraitsOf(kOf), kDTypeOf<T>);
     static constexpr bool kTakesScales = TraitsOf(kOf).TakesScales();
     static constexpr bool kHides = TraitsOf(kOf).hides;
@@ -139,8 +145,8 @@ struct Cuda {
   __device__ static C ExpOfInfinity(C x, C max) { return ExpDifference(x, max); }
   // As ExpOfInfinity, for terms that are summed but not stored.
   __device__ static C ExpForSum(C x, C max) { return FastExp(x - max); }
-  // Subtracts a term of the maximum, which is 1. Returns the count of maxima, 1 or 0. (float64
-  // kernels that use the flag have other machine code.)
+  // Subtracts a term of the maximum, which is 1. Returns the count of maxima, 1 or 0. The flag is
+  // unused: with it, float64 kernels compile to different code.
   __device__ static C TakeOutMax(C& term, bool /*is_of_max*/) {
     const C count = term == C(1) ? C(1) : C(0);
     term -= count;

@@ -38,8 +38,8 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   Scale scale;
 
   __device__ static C Term(const C (&in)[1], C max) { return FastExp(in[0] - max); }
-  // Whether S - 1 would lose digits; the first sum must hold all terms. A row of -inf only has no
-  // terms.
+  // OneReadKernel: whether S - 1 would lose digits; the first sum must hold all terms. A row of
+  // -inf only has no terms.
   __device__ static bool NeedsCount(const Found& of) { return of.sum[0] > 0 && of.sum[0] < 2; }
   // Counts one maximum instead of all, which is exact enough unless NeedsCount.
   __device__ static void CountOneMax(Found& of) {
@@ -59,7 +59,7 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   }
   template <int kSize>
   __device__ void AddMore(const C (&value)[kSize][1], C max, bool has_max, C (&term)[kSize],
-                          C (&sum)[5]) const {
+                          C (&sum)[kLossSums]) const {
     if (this->all_sums) AddWeighted(value, max, term, sum);
     if (has_max) CountMax(term, sum[1]);
   }
@@ -67,7 +67,7 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   // some, or that differences of finite elements overflowed: then each element is tested.
   template <int kSize>
   __device__ static void AddWeighted(const C (&value)[kSize][1], C max, const C (&term)[kSize],
-                                     C (&sum)[5]) {
+                                     C (&sum)[kLossSums]) {
     C difference[kSize], spread = 0;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
@@ -91,7 +91,7 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   }
   // Rescales the terms as log-softmax does. A part with -inf only has an infinite difference and no
   // sums.
-  __device__ static void Rescale(C (&sum)[5], C factor, C difference) {
+  __device__ static void Rescale(C (&sum)[kLossSums], C factor, C difference) {
     const C spread = sum[2] + difference * (sum[0] + sum[1]);
     const C joining = factor == C(1) ? C(0) : sum[1];
     sum[0] = (sum[0] + joining) * factor;
@@ -107,8 +107,8 @@ struct CrossEntropyForward
     : CrossEntropyOp<T, Operation::kCrossEntropyForward, kTwoSums, kIsCapped> {
   static constexpr bool kOnlyLong = kTwoSums;
   struct Row {
-    ComputeType<T> scalars[7];
-    typename Cuda<T>::OtherColumns other;  // unused
+    ComputeType<T> scalars[kLossResiduals];
+    typename Cuda<T>::OtherColumns other;  // unused; without it, the kernels compile differently
   };
   __device__ static Row MakeRow(const auto& of, const auto& given) {
     Row row;

@@ -5,6 +5,9 @@
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 
+#include <cstdint>
+
+#include "rows/call.h"
 #include "rows/cuda/arithmetic.cuh"
 #include "rows/masked_rows.h"
 #include "rows/ops/softmax.h"

@@ -1,4 +1,4 @@
-// Cross entropy: the constants of a row of logits with a label, for the gradient of its loss.
+// Cross entropy: the row constants of a loss and its gradient.
 //
 // With S = sum exp(x - max), the loss of label l is log S + (max - x_l). Label smoothing, the
 // square of the log-sum-exp and the entropy need a few more sums. The gradient is a multiple of
@@ -25,6 +25,13 @@
 
 namespace jaxkernels {
 
+// The row scalars of a loss: its residuals, then the cotangents that the gradient takes.
+struct LossScalar {
+  enum : int { kMax, kRest, kCount, kSpread, kTotal, kSeen, kLabelled };
+  enum : int { kOfLoss = kLossResiduals, kOfLse, kOfEntropy, kOfMean };
+};
+static_assert(LossScalar::kLabelled + 1 == kLossResiduals);
+
 // Lower exponents give zero.
 inline constexpr int kLeastLogitExponent = -1000;
 
@@ -50,7 +57,7 @@ JK_OP typename A::C Visible(typename A::C element, typename A::C number) {
 // (p - 1) S of an element, given its term p S. For the maximum it follows from the other terms;
 // otherwise p is at most 1/2, and no digits are lost.
 template <typename C>
-JK_OP C LessThanOne(C term, C rest, C count) {
+JK_OP C TermMinusSum(C term, C rest, C count) {
   return (term - 1) - (rest + (count - 1));
 }
 
@@ -75,20 +82,20 @@ struct LossRow : LossColumns<A> {
   using LossColumns<A>::factor;
   using LossColumns<A>::is_left_out;
   using LossColumns<A>::max;
-  C scalars[7];  // the residuals
+  C scalars[kLossResiduals];  // the residuals
   C weight, own, others, share, inverse;
   int label;
 
   LossRow() = default;
   template <typename Found, typename Given>
-  JK_OP LossRow(const Found& of, const Given& given) {
-    KeepResiduals(of, given, scalars);
-    max = of.max, label = given.label;
+  JK_OP LossRow(const Found& stats, const Given& given) {
+    KeepResiduals(stats, given, scalars);
+    max = stats.max, label = given.label;
     weight = given.scalar[0] * given.unit, own = given.scalar[1];
-    const C z = given.scalar[3], seen = of.sum[4], sum = of.sum[0] + of.sum[1];
+    const C z = given.scalar[3], seen = stats.sum[4], sum = stats.sum[0] + stats.sum[1];
     share = ShareOf<C>(given.scalar[2], seen);
     C slope = 0;
-    if (z != C(0)) slope = 2 * z * (of.max + A::Log1p(of.sum[0] + (of.sum[1] - 1)));
+    if (z != C(0)) slope = 2 * z * (stats.max + A::Log1p(stats.sum[0] + (stats.sum[1] - 1)));
     others = share * seen + slope;
     inverse = C(1) / sum;
     factor = weight * (own + others) * inverse;  // softmax is multiplied by own + others
@@ -99,22 +106,23 @@ struct LossRow : LossColumns<A> {
   }
   // Collects the residuals of a row, from which the loss and its derivatives are computed.
   template <typename Found, typename Given>
-  JK_OP static void KeepResiduals(const Found& of, const Given& given, C (&scalars)[7]) {
-    scalars[0] = of.max;
+  JK_OP static void KeepResiduals(const Found& stats, const Given& given,
+                                  C (&scalars)[kLossResiduals]) {
+    scalars[LossScalar::kMax] = stats.max;
 #ifdef __CUDACC__
 #pragma unroll
 #endif
-    for (int s = 0; s < 5; ++s) scalars[1 + s] = of.sum[s];
-    scalars[6] = given.labelled;
+    for (int s = 0; s < kLossSums; ++s) scalars[LossScalar::kRest + s] = stats.sum[s];
+    scalars[LossScalar::kLabelled] = given.labelled;
   }
   // The gradient at the label.
   // Requires: the row is not left out.
   JK_OP C AtLabel() const {
-    const C rest = scalars[1], count = scalars[2];
-    const C term = A::ExpDifference(scalars[6], max);
-    const C less = LessThanOne(term, rest, count) / (rest + count);
+    const C rest = scalars[LossScalar::kRest], count = scalars[LossScalar::kCount];
+    const C labelled = scalars[LossScalar::kLabelled], term = A::ExpDifference(labelled, max);
+    const C less = TermMinusSum(term, rest, count) / (rest + count);
     // This is not written as (own + others) * less + ..., where `slope` would cancel.
-    return weight * A::Fma(own, less, others * (term * inverse) - Visible<A>(scalars[6], share));
+    return weight * A::Fma(own, less, others * (term * inverse) - Visible<A>(labelled, share));
   }
 };
 
@@ -133,18 +141,21 @@ struct CrossEntropyGradOp : RowOp<A, Operation::kCrossEntropyGrad> {
     typename A::OtherColumns other;
 
     Row() = default;
-    JK_OP explicit Row(const auto& given) : max(given.scalar[0]) {
-      const Sum rest = given.scalar[1], count = given.scalar[2], sum = rest + count;
-      const Sum inverse = Sum(1) / sum, mean = given.scalar[3] * inverse;
-      const Sum seen = given.scalar[5], labelled = given.scalar[6];
-      const Sum of_loss = given.scalar[7], of_lse = given.scalar[8], of_entropy = given.scalar[9];
-      const Sum of_mean = given.scalar[10], share = ShareOf<Sum>(of_mean, seen);
+    JK_OP explicit Row(const auto& given) : max(given.scalar[LossScalar::kMax]) {
+      using Index = LossScalar;
+      const auto& scalar = given.scalar;
+      const Sum rest = scalar[Index::kRest], count = scalar[Index::kCount], sum = rest + count;
+      const Sum inverse = Sum(1) / sum, mean = scalar[Index::kSpread] * inverse;
+      const Sum seen = scalar[Index::kSeen], labelled = scalar[Index::kLabelled];
+      const Sum of_loss = scalar[Index::kOfLoss], of_lse = scalar[Index::kOfLse];
+      const Sum of_entropy = scalar[Index::kOfEntropy], of_mean = scalar[Index::kOfMean];
+      const Sum share = ShareOf<Sum>(of_mean, seen);
       const Sum others = of_lse + share * seen;
       factor = (of_loss + others + of_entropy * mean) * inverse * given.unit;
       slope = -of_entropy * inverse * given.unit;
       constant = -share * given.unit;
       const Sum term = A::OfSums::ExpDifference(labelled, max);
-      const Sum less = LessThanOne(term, rest, count) / sum;
+      const Sum less = TermMinusSum(term, rest, count) / sum;
       const Sum difference = A::Max(labelled - max, Sum(kLeastLogitExponent));
       other = {given.label, given.label + 1,
                (of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
@@ -158,7 +169,7 @@ struct CrossEntropyGradOp : RowOp<A, Operation::kCrossEntropyGrad> {
       }
     }
   };
-  JK_OP static Row MakeRow(const auto& /*of*/, const auto& given) { return Row(given); }
+  JK_OP static Row MakeRow(const auto& /*stats*/, const auto& given) { return Row(given); }
   JK_OP static C Finish(const auto& in, const Row& row) {
     const C difference = A::Max(in[0] - row.max, C(kLeastLogitExponent));
     return A::Fma(A::ExpDifference(in[0], row.max), A::Fma(row.slope, difference, row.factor),

@@ -35,8 +35,8 @@ struct LogSoftmaxForward : ForwardOp<A, Operation::kLogSoftmaxForward> {
     }
     sum[0] *= factor;
   }
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) {
-    return {of.max, typename A::LogOfSum(of)};
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
+    return {stats.max, typename A::LogOfSum(stats)};
   }
   JK_OP static C Finish(const auto& in, const Row& row) {
     return row.log_sum.SubtractFrom(in[0], row.max);
@@ -67,8 +67,8 @@ struct LinearOpOfX : ForwardOp<A, kOf> {
   struct Row {
     C max, quotient;
   };
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) {
-    return {of.max, C(of.sum[1] / of.sum[0])};
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
+    return {stats.max, C(stats.sum[1] / stats.sum[0])};
   }
 };
 

@@ -26,8 +26,8 @@ struct LogSumExpForward : LogSumExpOp<A, Operation::kLogSumExpForward> {
   struct Row {
     typename A::C scalars[1];
   };
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) {
-    return {typename A::C(of.max + A::Log(of.sum[0]))};
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
+    return {typename A::C(stats.max + A::Log(stats.sum[0]))};
   }
 };
 
@@ -39,8 +39,8 @@ struct LogSumExpGrad : LogSumExpOp<A, Operation::kLogSumExpGrad> {
     C max, factor;
   };
   JK_OP static C Term(const auto& in, C max) { return A::ExpOfInfinity(in[0], max); }
-  JK_OP static Row MakeRow(const auto& of, const auto& given) {
-    return {of.max, of.sum[0] == 0 ? C(0) : C(given.scalar[0] / of.sum[0])};
+  JK_OP static Row MakeRow(const auto& stats, const auto& given) {
+    return {stats.max, stats.sum[0] == 0 ? C(0) : C(given.scalar[0] / stats.sum[0])};
   }
   JK_OP static C FinishTerm(C term, C, const Row& row) { return term * row.factor; }
   JK_OP static C Finish(const auto& in, const Row& row) { return Term(in, row.max) * row.factor; }
@@ -54,8 +54,8 @@ struct LogSumExpJvp : LogSumExpOp<A, Operation::kLogSumExpJvp> {
     C scalars[1];
   };
   JK_OP static C SecondTerm(C term, const auto& in, bool /*is_of_max*/) { return term * in[1]; }
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) {
-    return {of.sum[0] == 0 ? C(0) : C(of.sum[1] / of.sum[0])};
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
+    return {stats.sum[0] == 0 ? C(0) : C(stats.sum[1] / stats.sum[0])};
   }
 };
 

@@ -16,11 +16,12 @@ struct RmsNormOp : RowOp<A, kOf> {
     C r, product;
   };
   JK_OP static C Term(const auto& in, C) { return in[0] * in[0]; }
-  JK_OP static Row MakeRow(const auto& of, const auto& given) {
+  JK_OP static Row MakeRow(const auto& stats, const auto& given) {
     using Sum = typename A::Sum;
     const Sum cols = static_cast<Sum>(given.cols);
-    const Sum square = Sum(1) / (of.sum[0] / cols + given.scalar[0]);
-    return {C(A::Sqrt(square)), C(square * (of.sum[RmsNormOp::kSums - 1] / cols))};
+    const Sum square = Sum(1) / (stats.sum[0] / cols + given.scalar[0]);
+    if constexpr (RmsNormOp::kSums == 1) return {C(A::Sqrt(square)), C(0)};
+    return {C(A::Sqrt(square)), C(square * (stats.sum[RmsNormOp::kSums - 1] / cols))};
   }
 };
 

@@ -3,12 +3,12 @@
 //
 // An operation is a struct over an arithmetic A: Cuda<T> of rows/cuda/arithmetic.cuh or Cpu<T> of
 // rows/cpu/arithmetic.h, for storage type T. A has the compute type C, exponentials, logarithms and
-// quotients, and A::Platform: members that only its platform needs. RowOp takes the constants of an
-// operation from the table of operations.h. An operation adds, as far as it needs them:
+// quotients, and A::KernelTraits: defaults of members that only its platform needs; they are listed
+// there. RowOp takes the constants of an operation from the table of operations.h. An operation
+// defines the members it needs:
 //   kKeepsTerm whether a kernel may keep the summand instead of the input until the sum is known
 //   Fill(i)    the padding value of input i; it is neutral for the maximum and the sums
-//   Value      the value whose maximum is taken; with one input, it must not decrease with that
-//              input
+//   Value      the value whose maximum is taken. With one input, Value is non-decreasing.
 //   Reference  maps the row's maximum to the shift that Term and MakeRow get as the maximum
 //   Term       the summand of the first sum, from the values of an element and the shift. `in` has
 //              one element of each input, then the number of its column
@@ -19,25 +19,19 @@
 //   Row        the constants of a row; on a CPU all are of type C
 //   MakeRow    computes them once per row, from its statistics and per-row inputs
 //   Finish     one element of the result, from the values and the constants
-//   FinishTerm the same from a kept summand and the second input, if there is one
-// Row::scalars are the results of an operation that stores row scalars; such a one has no Finish.
+//   FinishTerm the same from a kept summand and, on a CPU, the second input, if there is one
+// Row::scalars are the results of an operation that stores row scalars only. It has no Finish.
 #ifndef JAXKERNELS_ROWS_OPS_ROW_OP_H_
 #define JAXKERNELS_ROWS_OPS_ROW_OP_H_
 
+#include "core/host_device.h"
 #include "rows/operations.h"
-
-// Marks a function of an operation: device code, or code that the compiler vectorises in a loop.
-#ifdef __CUDACC__
-#define JK_OP __device__
-#else
-#define JK_OP __attribute__((always_inline)) inline
-#endif
 
 namespace jaxkernels {
 
 // The constants and the defaults of an operation.
 template <typename A, Operation kOf>
-struct RowOp : A::template Platform<kOf> {
+struct RowOp : A::template KernelTraits<kOf> {
   using Storage = typename A::Storage;
   using C = typename A::C;
   static constexpr Operation kOperation = kOf;
@@ -72,7 +66,7 @@ struct LinearOp : RowOp<A, kOf> {
   struct Row {
     C sum;
   };
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) { return {C(of.sum[0])}; }
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) { return {C(stats.sum[0])}; }
 };
 
 }  // namespace jaxkernels

@@ -11,7 +11,7 @@ template <typename A, Operation kOf = Operation::kSoftmaxForward>
 struct SoftmaxForward : ForwardOp<A, kOf> {
   using typename ForwardOp<A, kOf>::C;
   using Row = typename A::Quotient;
-  JK_OP static Row MakeRow(const auto& of, const auto& /*given*/) { return Row(of); }
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) { return Row(stats); }
   JK_OP static C FinishTerm(C term, C, const Row& row) { return row.OfTerm(term); }
   JK_OP static C Finish(const auto& in, const Row& row) { return row.Of(in[0]); }
 };
