@@ -2,7 +2,8 @@
 // of rows, results.
 //
 // Owns: vector widths, lane accumulators and their reduction, and compensated sums. A group is up
-// to kLanes rows whose statistics are vectors: row r in lane r. Must not know: the operations
+// to kLanes rows whose statistics are vectors: row r in lane r. It knows the residuals of a
+// loss and its special columns (Row::other). Must not know: anything else of an operation
 // (rows/ops), the loops over rows (row_drivers.h), XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
@@ -145,7 +146,16 @@ using GroupSums = double[std::max(1, Op::kSums)][kLanes];
 
 // The constants of a group's rows: the fields of Op::Row.
 template <typename Op>
-inline constexpr int kConstants = sizeof(typename Op::Row) / sizeof(typename Op::C);
+constexpr int CountConstants() {
+  using Row = typename Op::Row;
+  using C = typename Op::C;
+  static_assert(std::is_trivially_copyable_v<Row> && sizeof(Row) % sizeof(C) == 0 &&
+                    alignof(Row) == alignof(C),
+                "Row must have the layout of numbers of type C");
+  return sizeof(Row) / sizeof(C);
+}
+template <typename Op>
+inline constexpr int kConstants = CountConstants<Op>();
 template <typename Op>
 using GroupConstants = typename Op::C[kConstants<Op>][kLanes];
 
