@@ -160,7 +160,10 @@ template <typename Op>
 using GroupConstants = typename Op::C[kConstants<Op>][kLanes];
 
 // Row r of a group. (Loops of vectors call it and Op::MakeRow in functions of their own: a Row that
-// is returned into the body of such a loop stays in memory.)
+// is returned into the body of such a loop stays in memory. So does a copy by std::memcpy.)
+// EPYC, two busy cores, 2026-11, us per rms_norm of 2^19 elements, cast and memcpy; 512, 4096 cols:
+// f32 58, 235; 68, 231
+// bf16 73, 219; 69, 257
 template <typename Op>
 JK_INLINE typename Op::Row RowAt(const GroupConstants<Op>& constants, int64_t r) {
   typename Op::Row row;
