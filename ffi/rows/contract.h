@@ -2,8 +2,7 @@
 //
 // Owns: the roles, and the record of one operation. The call parser, plans, the kernels of both
 // platforms and Python's primitives, batching, partitioning and derivatives all read it.
-// operations.h has the table of operations, and asserts the contracts that kernels serve. Must not
-// know: XLA, CUDA, Python.
+// operations.h has the table of operations. Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_CONTRACT_H_
 #define JAXKERNELS_ROWS_CONTRACT_H_
 
@@ -63,6 +62,8 @@ class OperandSpecs {
   std::size_t size_ = 0;
 };
 
+void Deny(std::string_view reason);  // undefined; see OperationTraits::Check
+
 struct OperationTraits {
   std::string_view name;
   OperandSpecs operands;
@@ -91,8 +92,31 @@ struct OperationTraits {
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
   // Number of row scalars that it stores, in one result.
   constexpr int Stores() const { return results.RowNumbers(0); }
-  // Number of sums per row in the dtype that needs most.
-  constexpr int MostSums() const { return sums + (counts_max || x_if_half > 0 ? 1 : 0); }
+  // Whether it is neither on attention scores nor a loss.
+  constexpr bool IsPlain() const { return !hides && !TakesLabel(); }
+
+  // Does not compile in a static_assert, at its reason, if the parser or kernels cannot serve such
+  // a contract: Deny is not constexpr.
+  constexpr void Check() const {
+    const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
+    const int most_sums = sums + (counts_max || x_if_half > 0 ? 1 : 0);
+    if (operands.begin()->role != Role::kElements) Deny("the first operand is kElements");
+    if (Inputs() > 2) Deny("at most two inputs");
+    if (!hides && (HasMask() || !SharesRows())) Deny("only `hides` has a mask or broadcasts");
+    if (operands.CountOf(Role::kRow) > 2) Deny("at most two operands of row scalars");
+    if (operands.CountOf(Role::kLabel) > 1) Deny("at most one label");
+    if (operands.CountOf(Role::kColumn) > (hides ? 0 : 1)) Deny("one column; `hides` has none");
+    if (elements + rows == 0) Deny("no results");
+    if (elements > 1 || rows > 1) Deny("at most one result of elements and one of row scalars");
+    if (int(results.size()) != elements + rows) Deny("results are elements or row scalars");
+    if (results.size() != 1 && !TakesLabel()) Deny("one result, or a label");
+    if (Stores() > 1 && Stores() != sums + 2) Deny("one row scalar, or the residuals of a loss");
+    if (Stores() > 1 && !TakesLabel()) Deny("one row scalar, or a label");
+    if (most_sums > 2 && !TakesLabel()) Deny("at most two sums, or a label");
+    if (averages && (!TakesColumn() || Takes() > 0)) Deny("averages has a column, no row scalars");
+    if (keeps_term && operands.CountOf(Role::kElements) > 1) Deny("a kept term, no second input");
+    if (keeps_term && TakesColumn()) Deny("a kept term, no column");
+  }
 };
 
 }  // namespace jaxkernels

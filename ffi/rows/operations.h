@@ -5,7 +5,6 @@
 #ifndef JAXKERNELS_ROWS_OPERATIONS_H_
 #define JAXKERNELS_ROWS_OPERATIONS_H_
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <string_view>
@@ -36,8 +35,9 @@ enum class Operation {
   kCrossEntropyGrad
 };
 
-// The sums of a row of a loss, and its residuals: the maximum, the sums, the element at the label.
-inline constexpr int kLossSums = 5, kLossResiduals = kLossSums + 2;
+// The sums of a row of a loss; its residuals: the maximum, the sums, the element at the label; and
+// the cotangents of its gradient.
+inline constexpr int kLossSums = 5, kLossResiduals = kLossSums + 2, kLossCotangents = 4;
 
 // The traits of each operation, in the order of the enum.
 inline constexpr OperationTraits kOperations[] = {
@@ -132,62 +132,16 @@ inline constexpr OperationTraits kOperations[] = {
                   {"label", Role::kLabel},
                   {"scales", Role::kScales},
                   {"kept", Role::kRow, kLossResiduals},
-                  {"cotangent", Role::kRow, 4}},
+                  {"cotangent", Role::kRow, kLossCotangents}},
      .results = {{"dx"}}},
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
 
-static_assert(kOperationCount == static_cast<std::size_t>(Operation::kCrossEntropyGrad) + 1,
-              "kOperations and Operation differ in length");
-
-constexpr bool AllHave(bool (*condition)(const OperationTraits&)) {
-  for (const OperationTraits& traits : kOperations) {
-    if (!condition(traits)) return false;
-  }
-  return true;
+constexpr bool AllSupported() {
+  for (const OperationTraits& traits : kOperations) traits.Check();
+  return kOperationCount == static_cast<std::size_t>(Operation::kCrossEntropyGrad) + 1;
 }
-// The contracts that the parser and the kernels of both platforms serve.
-static_assert(AllHave([](const auto& of) {
-                return of.operands.begin()->role == Role::kElements && of.Inputs() <= 2;
-              }),
-              "one or two inputs; the first operand has the role kElements");
-static_assert(AllHave([](const auto& of) {
-                return of.hides || (of.SharesRows() && !of.HasMask());
-              }),
-              "only attention scores have a mask and broadcast");
-static_assert(AllHave([](const auto& of) {
-                return of.operands.CountOf(Role::kRow) <= 2 &&
-                       of.operands.CountOf(Role::kLabel) <= 1;
-              }),
-              "at most two operands of row scalars, and one label");
-static_assert(AllHave([](const auto& of) {
-                return of.operands.CountOf(Role::kColumn) <= (of.hides ? 0 : 1);
-              }),
-              "at most one column, and none for attention scores");
-static_assert(AllHave([](const auto& of) {
-                const int elements = of.results.CountOf(Role::kElements);
-                const int rows = of.results.CountOf(Role::kRow), all = elements + rows;
-                return elements <= 1 && rows <= 1 && all > 0 &&
-                       of.results.size() == std::size_t(all);
-              }),
-              "the results are elements, row scalars or both");
-static_assert(AllHave([](const auto& of) { return of.results.size() == 1 || of.TakesLabel(); }),
-              "only operations with a label have two results");
-static_assert(AllHave([](const auto& of) {
-                return of.Stores() <= 1 || (of.TakesLabel() && of.Stores() == of.sums + 2);
-              }),
-              "a row stores one scalar, or, with a label, its residuals");
-static_assert(AllHave([](const auto& of) { return of.MostSums() <= 2 || of.TakesLabel(); }),
-              "only operations with a label have more than two sums");
-static_assert(AllHave([](const auto& of) {
-                return !of.averages || (of.TakesColumn() && of.Takes() == 0);
-              }),
-              "the epsilon of averages comes with a column, in place of row scalars");
-static_assert(AllHave([](const auto& of) {
-                return !of.keeps_term ||
-                       (of.operands.CountOf(Role::kElements) == 1 && !of.TakesColumn());
-              }),
-              "a result that follows from the summand reads no other element and no column");
+static_assert(AllSupported(), "a missing entry");
 
 constexpr const OperationTraits& TraitsOf(Operation operation) {
   return kOperations[static_cast<std::size_t>(operation)];
@@ -206,13 +160,6 @@ constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
 // Whether the operation needs the maximum of a row of elements of a dtype.
 constexpr bool UsesMax(const OperationTraits& traits, DType dtype) {
   return traits.finds_max || ReadsXForY(traits, dtype);
-}
-
-// The largest value of `number` in the table.
-constexpr int MostOf(int (*number)(const OperationTraits&)) {
-  int most = 0;
-  for (const OperationTraits& traits : kOperations) most = std::max(most, number(traits));
-  return most;
 }
 
 // The number of sums per row for elements of a dtype.
@@ -237,10 +184,10 @@ struct OperationList {};
 
 // Whether the list has each operation of the table that `belongs` once, and no other.
 template <typename... Ops>
-constexpr bool IsListOf(OperationList<Ops...>, bool (*belongs)(const OperationTraits&)) {
+constexpr bool IsListOf(OperationList<Ops...>, bool (OperationTraits::*belongs)() const) {
   for (std::size_t i = 0; i < kOperationCount; ++i) {
     const int times = (0 + ... + (Ops::kOperation == static_cast<Operation>(i) ? 1 : 0));
-    if (times != (belongs(kOperations[i]) ? 1 : 0)) return false;
+    if (times != ((kOperations[i].*belongs)() ? 1 : 0)) return false;
   }
   return true;
 }

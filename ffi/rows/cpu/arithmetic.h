@@ -19,14 +19,12 @@ struct Statistics {
   double sum[kCount > 0 ? kCount : 1];
 };
 
-inline constexpr int kMostTakes = MostOf([](const auto& of) { return of.Takes(); });
-
 // Per-row inputs: the scalars, or the epsilon if the operation averages; with labels also the
 // label, clamped to cols, and the element there (NaN if the label is too large).
 template <typename C>
 struct GivenRow {
   static constexpr double unit = 1;  // there is no temperature
-  double scalar[kMostTakes], cols;
+  double scalar[kLossResiduals + kLossCotangents], cols;
   int label;
   C labelled;
 };

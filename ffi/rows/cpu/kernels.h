@@ -28,11 +28,9 @@ inline int64_t SegmentCount(int64_t cols) { return std::max<int64_t>(1, cols / S
 // run one step at a time, each on its segments.
 enum class RowStep { kMax, kSums, kResults, kAll };
 
-inline constexpr int kMostSums = MostOf([](const auto& of) { return of.MostSums(); });
-
 // Unused fields are uninitialised.
 struct SegmentStatistics {
-  double max, sum[kMostSums], lost[kMostSums];
+  double max, sum[kLossSums], lost[kLossSums];
   double labelled;  // the element at the label, if the segment has it
   bool sees;        // whether any of its elements is visible
 };

@@ -146,29 +146,22 @@ using GroupSums = double[std::max(1, Op::kSums)][kLanes];
 
 // The constants of a group's rows: the fields of Op::Row.
 template <typename Op>
-constexpr int CountConstants() {
-  using Row = typename Op::Row;
-  using C = typename Op::C;
-  static_assert(std::is_trivially_copyable_v<Row> && sizeof(Row) % sizeof(C) == 0 &&
-                    alignof(Row) == alignof(C),
-                "Row must have the layout of numbers of type C");
-  return sizeof(Row) / sizeof(C);
-}
-template <typename Op>
-inline constexpr int kConstants = CountConstants<Op>();
+inline constexpr int kConstants = sizeof(typename Op::Row) / sizeof(typename Op::C);
 template <typename Op>
 using GroupConstants = typename Op::C[kConstants<Op>][kLanes];
 
 // Row r of a group. (Loops of vectors call it and Op::MakeRow in functions of their own: a Row that
-// is returned into the body of such a loop stays in memory. So does a copy by std::memcpy.)
-// EPYC, two busy cores, 2026-11, us per rms_norm of 2^19 elements, cast and memcpy; 512, 4096 cols:
-// f32 58, 235; 68, 231
-// bf16 73, 219; 69, 257
-template <typename Op>
+// is returned into the body of such a loop stays in memory, and so does one that memcpy copies.)
+// EPYC, us per rms_norm of 2^19 elements, 512 columns, cast and memcpy: f32 58, 235; bf16 73, 219
+template <typename Op, typename C = typename Op::C>
 JK_INLINE typename Op::Row RowAt(const GroupConstants<Op>& constants, int64_t r) {
   typename Op::Row row;
+  static_assert(std::is_trivially_copyable_v<decltype(row)> &&
+                    kConstants<Op> * sizeof(C) == sizeof(row) &&
+                    alignof(decltype(row)) == alignof(C),
+                "Row has the layout of C[]");
   for (int k = 0; k < kConstants<Op>; ++k) {
-    reinterpret_cast<typename Op::C*>(&row)[k] = constants[k][r];
+    reinterpret_cast<C*>(&row)[k] = constants[k][r];
   }
   return row;
 }
@@ -247,6 +240,7 @@ template <typename Op, typename C = typename Op::C>
 JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const C* max,
                         const C* of_max, const GroupSums<Op>& total, const GroupSums<Op>& lost,
                         const C* labelled, bool stores, GroupConstants<Op>& constants) {
+  static_assert(Op::kSums <= kLossSums && Op::kTakes <= kLossResiduals + kLossCotangents);
   const RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
   C taken[std::max(1, Op::kTakes)][kLanes] = {};
   int label[kLanes] = {};

@@ -25,9 +25,8 @@ using LossOps = OperationList<CrossEntropyForward<T, kAll>, CrossEntropyForwardG
 
 template <typename T>
 JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
-  static_assert(ListsPlainOps<Cpu<T>>(), "ops/all.h misses an operation, or lists one twice");
-  static_assert(IsListOf(LossOps<T, true>(), [](const auto& of) { return of.TakesLabel(); }),
-                "LossOps misses an operation, or lists one twice");
+  static_assert(IsListOf(PlainOps<Cpu<T>>(), &OperationTraits::IsPlain), "wrong ops/all.h");
+  static_assert(IsListOf(LossOps<T, true>(), &OperationTraits::TakesLabel), "wrong LossOps");
   if (TraitsOf(call.operation).TakesLabel()) {
     return call.all_sums ? RunAmong(LossOps<T, true>(), call, range)
                          : RunAmong(LossOps<T, false>(), call, range);

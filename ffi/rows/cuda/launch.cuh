@@ -206,9 +206,7 @@ using AttentionOps =
 
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
-  static_assert(ListsPlainOps<Cuda<T>>(), "ops/all.h misses an operation, or lists one twice");
-  static_assert(IsListOf(AttentionOps<T>(), [](const auto& of) { return of.hides; }),
-                "AttentionOps misses an operation, or lists one twice");
+  static_assert(IsListOf(PlainOps<Cuda<T>>(), &OperationTraits::IsPlain), "wrong ops/all.h");
   if (HidesElements(call.operation)) return LaunchAmong(AttentionOps<T>(), call, plan, stream);
   if (!TraitsOf(call.operation).TakesLabel()) {
     return LaunchAmong(PlainOps<Cuda<T>>(), call, plan, stream);

@@ -209,15 +209,10 @@ __device__ void FinishHidden(const typename Op::Row& row, C (&result)[kSize]) {
   for (C& element : result) element = Op::Hidden(row);
 }
 
-// Whether the operation reads one number per element, apart from a bias.
-template <typename Op>
-inline constexpr bool kReadsOneElement =
-    TraitsOf(Op::kOperation).operands.CountOf(Role::kElements) == 1;
-
 template <typename Op, typename C, int kSize>
 __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename Op::Row& row,
                             C (&result)[kSize]) {
-  static_assert(kReadsOneElement<Op>, "FinishTerm gets no second input");
+  static_assert(Op::kInputs == 1 || Op::kHides, "FinishTerm gets no second input");
 #pragma unroll
   for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], C(0), row);
 }

@@ -16,11 +16,6 @@ using PlainOps =
                   LogSoftmaxJvp<A>, LogSumExpForward<A>, LogSumExpGrad<A>, LogSumExpJvp<A>,
                   RmsNormForward<A>, RmsNormGrad<A>, RmsNormJvp<A>>;
 
-template <typename A>
-constexpr bool ListsPlainOps() {
-  return IsListOf(PlainOps<A>(), [](const auto& of) { return !of.hides && !of.TakesLabel(); });
-}
-
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_ROWS_OPS_ALL_H_
