@@ -43,7 +43,7 @@ from jaxkernels._sgemm.default_algorithm import default_algorithm
 from jaxkernels._sgemm.einsum import einsum, tensordot
 from jaxkernels._sgemm.matmul import dot_general, matmul
 from jaxkernels._sgemm.plan import plan_sgemm
-from jaxkernels._sgemm.program import ProductReport, float32_matmuls
+from jaxkernels._sgemm.program import Product, ProductReport, float32_matmuls
 from jaxkernels._sgemm.sgemm import sgemm
 
 if _TYPE_CHECKING:
@@ -55,6 +55,7 @@ __all__ = [
     "AttentionPlan",
     "DeviceLimits",
     "LinearCrossEntropyPlan",
+    "Product",
     "ProductReport",
     "SgemmPlan",
     "SoftmaxPlan",

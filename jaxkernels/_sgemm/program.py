@@ -8,14 +8,17 @@ Owns: the choice of products, and the rewriting of jaxprs. Must not know: how a 
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax import lax
 from jax.extend import linear_util, source_info_util
 
@@ -27,20 +30,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-# Equations with products of their own, or that JAX traces when it lowers them.
-_OPAQUE = {"pallas_call", "core_map", "mpmd_map", "cudnn_fusion", "ffi_call"}
-_OPAQUE |= {"custom_partitioning", "call_hi_primitive"}
+_PACKAGE = str(Path(__file__).parents[1])
 _XLAS = "no kernel; XLA computes it at Precision.HIGHEST"
+_KERNELS = ("pallas_call", "core_map", "mpmd_map", "cudnn_fusion", "ffi_call")
+_KERNELS += ("custom_partitioning", "call_hi_primitive")
+_SOLVERS = ("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg")
+_SOLVERS += ("householder_product", "lu", "ormqr", "qr", "schur", "svd", "triangular_solve")
+_SOLVERS += ("tridiagonal", "tridiagonal_solve")
+# Other primitives that multiply, and why they do not change.
+_UNCHANGED = dict.fromkeys(_KERNELS, "a kernel or custom call, whose products are not visible")
+_UNCHANGED |= dict.fromkeys(_SOLVERS, "a solver; JAX's own")
 
 
 class Product(NamedTuple):
     """A product in a program.
 
     Attributes:
-        operation: name of JAX's primitive.
-        operands: types of both operands, such as "float32[8,16]"; empty for kernels.
+        operation: name of the primitive, such as "dot_general".
+        operands: types of the first two operands, such as "float32[8,16]"; empty for kernels.
         where: the functions and loops around it, and the line of its source.
-        reason: why `float32_matmuls` leaves it; empty if it does not.
+        reason: why the product is unchanged; empty if jaxkernels computes it.
     """
 
     operation: str
@@ -58,8 +67,8 @@ class ProductReport:
     """The products of a program, from `float32_matmuls.report`. It prints as a list.
 
     Attributes:
-        taken: the products that `dot_general` computes, and how often each is in the program.
-        left: the same for all others, and for kernels and custom calls, whose products are not seen.
+        taken: products that jaxkernels computes, with counts.
+        left: products that jaxkernels does not compute, and solvers, kernels and custom calls, with counts.
     """
 
     taken: dict[Product, int]
@@ -74,10 +83,12 @@ class ProductReport:
 
 
 def _why_left(eqn: Any) -> str | None:
-    """Why an equation is not replaced; empty if it is, and None if it is no product."""
+    """Why a product is not ours; empty if it is or becomes ours, and None for other equations."""
     name = eqn.primitive.name
+    if eqn.primitive is primitive.sgemm_p:
+        return ""
     if name not in _PRODUCTS:
-        return "a kernel, or traced when it is lowered" if name in _OPAQUE else None
+        return _UNCHANGED.get(name)
     operands = sorted({v.aval.dtype.name for v in eqn.invars[:2]})
     result = eqn.outvars[0].aval.dtype.name
     if operands != ["float32"]:
@@ -128,7 +139,7 @@ def _equations(eqn: Any) -> list[Any]:
         params = {name: _parameter(name, value) for name, value in eqn.params.items()}
         changes = any(params[name] is not value for name, value in eqn.params.items())
         return [eqn.replace(params=params) if changes else eqn]
-    if why not in ("", _XLAS):
+    if why not in ("", _XLAS) or eqn.primitive is primitive.sgemm_p:
         return [eqn]
     if eqn.primitive is not lax.dot_general_p:
         highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
@@ -193,16 +204,8 @@ def _rule(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a rule that JAX calls with arrays, symbolic zeros and other values."""
 
     def rewritten(*args: Any) -> Any:
-        rests = []
-
-        def traced(*arrays: Any) -> list[Any]:
-            results, rest = _split(rule(*given.join(arrays)))
-            rests.append(rest)
-            return results
-
-        arrays, given = _split(args)
-        closed = jax.make_jaxpr(traced)(*arrays)
-        return rests[0].join(jex.jaxpr_as_fun(_rewrite(closed))(*arrays))
+        marked = _mark(args, keeps_numbers=True)
+        return _unmark(_run(_of_marked(rule, keeps_numbers=True), *marked))
 
     return rewritten
 
@@ -219,49 +222,108 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Rest:
-    """A pytree without its arrays. It can be hashed if its other leaves can."""
+class _Static:
+    """A leaf that is no array, as a pytree without leaves. 1, 1.0 and True differ."""
 
-    structure: Any
-    leaves: tuple[tuple[type, Any] | None, ...]  # None in the place of an array
-
-    def join(self, arrays: Sequence[Any]) -> Any:
-        """The pytree with these arrays."""
-        given = iter(arrays)
-        leaves = [next(given) if leaf is None else leaf[1] for leaf in self.leaves]
-        return jax.tree.unflatten(self.structure, leaves)
+    type: type
+    value: Any
 
 
-def _split(tree: Any) -> tuple[list[Any], _Rest]:
-    """The arrays of a pytree, and the rest, which includes Python's numbers."""
+def _is_static(x: Any) -> bool:
+    return isinstance(x, _Static)
 
-    def is_array(leaf: Any) -> bool:
-        is_number = type(leaf) in (bool, int, float, complex)
-        return isinstance(leaf, jax.ShapeDtypeStruct) or (jex.valid_jaxtype(leaf) and not is_number)
+
+def _mark(tree: Any, *, keeps_numbers: bool) -> Any:
+    """A pytree with `_Static` in place of leaves that are no arrays, or only of those that jit refuses."""
+
+    def mark(leaf: Any) -> Any:
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            return leaf
+        is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, np.generic)
+        is_kept = keeps_numbers and is_number
+        return leaf if jex.valid_jaxtype(leaf) and not is_kept else _Static(type(leaf), leaf)
 
     leaves, structure = jax.tree.flatten(tree)
-    rest = tuple(None if is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
-    arrays = [leaf for leaf, other in zip(leaves, rest, strict=True) if other is None]
-    return arrays, _Rest(structure, rest)
+    marked = [mark(leaf) for leaf in leaves]
+    return tree if list(map(id, marked)) == list(map(id, leaves)) else structure.unflatten(marked)
 
 
-def _of_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of the rest of its arguments and of their arrays, jitted if f is not."""
+def _unmark(tree: Any) -> Any:
+    """The pytree that `_mark` marked."""
+    return jax.tree.map(lambda x: x.value if _is_static(x) else x, tree, is_leaf=_is_static)
 
-    def of(rest: _Rest, *arrays: Any) -> Any:
-        args, kwargs = rest.join(arrays)
-        return f(*args, **kwargs)
 
-    of.__name__ = of.__qualname__ = getattr(f, "__name__", type(f).__name__)
-    # A jit around a jitted f would hide its donations.
-    return of if isinstance(f, jax.stages.Wrapped) else jax.jit(of, static_argnums=0)
+def _named_as(f: Callable[..., Any], function: Any) -> Any:
+    """The function with f's name, signature and file, which JAX's errors show."""
+    named = functools.wraps(f, updated=())(function)
+    while isinstance(f, functools.partial):
+        f = f.func
+    named.__name__ = named.__qualname__ = getattr(f, "__name__", type(f).__name__)
+    return named
+
+
+def _of_marked(f: Callable[..., Any], *, keeps_numbers: bool = False) -> Callable[..., Any]:
+    """The function of marked arguments; it marks its results."""
+
+    def of_marked(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _unmark((args, kwargs))
+        return _mark(f(*args, **kwargs), keeps_numbers=keeps_numbers)
+
+    return _named_as(f, of_marked)
+
+
+def _run(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs a function of arrays with our products."""
+    closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
+    results = jex.jaxpr_as_fun(_rewrite(closed))(*jax.tree.leaves((args, kwargs)))
+    return jax.tree.structure(shapes).unflatten(results)
+
+
+def _jitted(f: Callable[..., Any], of_marked: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, jitted if f is not: a jit around a jitted f would hide its donations."""
+    return of_marked if isinstance(f, jax.stages.Wrapped) else jax.jit(of_marked)
+
+
+def _check_callable(f: Any) -> None:
+    if not callable(f):
+        raise TypeError(f"float32_matmuls: f must be a function; got {type(f).__name__}")
+
+
+def _mark_arguments(f: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Marks Python's numbers too if a jit around the call, or f's own, chooses which are traced."""
+    if isinstance(f, jax.stages.Wrapped):
+        return _mark((args, kwargs), keeps_numbers=True)
+    marked = _mark((args, kwargs), keeps_numbers=not compat.runs_at_once())
+    try:
+        hash(tuple(filter(_is_static, jax.tree.leaves(marked, is_leaf=_is_static))))
+    except TypeError:
+        _check_static(f, args, kwargs)
+        raise
+    return marked
+
+
+def _check_static(f: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raises if an argument that is no array cannot be hashed."""
+    arguments = inspect.signature(f).bind(*args, **kwargs).arguments
+    marked = _mark(dict(arguments), keeps_numbers=False)
+    for (name, *path), leaf in jax.tree.leaves_with_path(marked, is_leaf=_is_static):
+        try:
+            hash(_is_static(leaf) and leaf)
+        except TypeError as error:
+            place, kind = jax.tree_util.keystr(tuple(path)), type(leaf.value).__name__
+            raise TypeError(
+                f"float32_matmuls: argument {name.key}{place} of type {kind} is static and must be "
+                "hashable"
+            ) from error
 
 
 def _report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ProductReport:
     """The products of `f(*args, **kwargs)`; arguments can be `jax.ShapeDtypeStruct`."""
-    arrays, rest = _split((args, kwargs))
-    closed = jax.make_jaxpr(_of_arrays(f), static_argnums=0)(rest, *arrays)
+    _check_callable(f)
+    args, kwargs = _mark_arguments(f, args, kwargs)
+    closed = jax.make_jaxpr(_jitted(f, _of_marked(f)))(*args, **kwargs)
     counts = collections.Counter(_products(closed.jaxpr, ()))
     return ProductReport(
         {product: count for product, count in counts.items() if not product.reason},
@@ -269,17 +331,18 @@ def _report(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ProductRepor
     )
 
 
-def _products(jaxpr: Any, path: tuple[str, ...]) -> Iterator[Product]:
-    """The products of a jaxpr in its order; `path` names what is around it."""
+def _products(jaxpr: Any, path: tuple[str, ...], place: str = "") -> Iterator[Product]:
+    """The products of a jaxpr in its order; `path` and the line `place` are around it."""
     for eqn in jaxpr.eqns:
         name, reason = eqn.primitive.name, _why_left(eqn)
+        lines = source_info_util.summarize(eqn.source_info, num_frames=100).splitlines()
+        line = next((x for x in reversed(lines) if not x.startswith(_PACKAGE)), place)
         if reason is None:
             inside = (*path, " ".join([name, *filter(None, [eqn.params.get("name")])]))
             for inner in jex.jaxprs_in_params(eqn.params):
-                yield from _products(inner, inside)
+                yield from _products(inner, inside, line)
             continue
-        operands = [v.aval.str_short() for v in eqn.invars[:2] if name in _PRODUCTS]
-        line = source_info_util.summarize(eqn.source_info)
+        operands = [v.aval.str_short() for v in eqn.invars[:2] if name not in _KERNELS]
         yield Product(name, tuple(operands), " / ".join((*path, line)), reason)
 
 
@@ -322,40 +385,48 @@ def float32_matmuls(f: Callable[P, R], /) -> Callable[P, R]:
         (2, {})
 
     Args:
-        f: function of pytrees. Arrays are traced as by `jax.jit`. Every other argument, such as a Python
-            number, is static and must be hashable. A jitted f keeps its static arguments and donations.
+        f: function of pytrees. Outside of `jax.jit`, it is jitted: arrays and Python's numbers are traced.
+            Inside, Python's numbers are constants, as for f alone. Every other argument, such as a
+            string or a function, is static and must be hashable. A jitted f keeps its static arguments
+            and its donations, but each call of it outside of another `jax.jit` traces again.
 
     Returns:
-        A function like f, jitted if f is not, for all of JAX's transformations. Outside of `jax.jit`,
-        each call costs the host more than a jitted one. `float32_matmuls.report(f, *args, **kwargs)`
-        returns a `ProductReport`; its arguments can be `jax.ShapeDtypeStruct`. The products of a rule
-        are in it if f differentiates.
+        A function with f's signature, for all of JAX's transformations. It has no `lower`; call `jax.jit`
+        on it for that. Results that are no arrays, such as functions, are returned unchanged.
+        `float32_matmuls.report(f, *args, **kwargs)` returns a `ProductReport`; its arguments can be
+        `jax.ShapeDtypeStruct`.
 
     Raises:
-        TypeError, ValueError: as `jax.jit`, for arguments and results.
+        TypeError: if f is not a function, or if a static argument cannot be hashed.
+        TypeError, ValueError: as `jax.jit`, for other arguments.
 
     Notes:
-        * Apply it outside of `jax.grad`, as in the example. Inside, it takes the products of f, their
-          derivatives and the user's rules, but no product that a rule of JAX adds, as for Cholesky.
+        * Apply it outside of `jax.grad`, as in the example. Inside `jax.grad`, it misses products that
+          JAX's own derivative rules add, such as those of Cholesky.
+        * The report lists products of custom_jvp and custom_vjp rules only if f itself takes the
+          derivative.
         * Products do not change if they name an algorithm (`jax.lax.DotAlgorithm`, or a preset such as
           "BF16_BF16_F32_X3") or a `preferred_element_type` other than float32, or if an operand is not
           float32. `Precision.DEFAULT`, `HIGH` and `HIGHEST` name no algorithm.
-        * float32 convolutions, `jax.lax.ragged_dot`, and products of explicitly sharded dimensions that
-          must be merged get `Precision.HIGHEST`. Pallas kernels, custom calls and solvers do not change.
+        * float32 convolutions, `jax.lax.ragged_dot`, and products with several contracted or batch
+          dimensions that are sharded over explicit mesh axes get `Precision.HIGHEST`. Pallas kernels,
+          custom calls and solvers do not change.
         * Policies of `jax.checkpoint` inside f save our products as they save JAX's. Around the result,
           use those of `jaxkernels.checkpoint_policies`.
         * `jax.config.update("jax_default_matmul_precision", "highest")` is the alternative: JAX's own
           products in float32.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
-    of_arrays = _of_arrays(f)
+    _check_callable(f)
 
-    @functools.wraps(f)
+    @functools.partial(_jitted, f)
+    @functools.partial(_named_as, f)
+    def of_marked(*args: Any, **kwargs: Any) -> Any:
+        return _run(_of_marked(f), *args, **kwargs)
+
+    @functools.wraps(f, updated=())
     def transformed(*args: P.args, **kwargs: P.kwargs) -> R:
-        arrays, rest = _split((args, kwargs))
-        trace = jax.make_jaxpr(of_arrays, static_argnums=0, return_shape=True)
-        closed, shapes = trace(rest, *arrays)
-        results = jex.jaxpr_as_fun(_rewrite(closed))(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        marked_args, marked_kwargs = _mark_arguments(f, args, kwargs)
+        return _unmark(of_marked(*marked_args, **marked_kwargs))
 
     return transformed

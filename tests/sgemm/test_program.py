@@ -194,7 +194,8 @@ LEFT = {
     ),
     "conv": (conv, "no kernel; XLA computes it at Precision.HIGHEST"),
     "ragged": (ragged, "no kernel; XLA computes it at Precision.HIGHEST"),
-    "pallas": (kernel, "a kernel, or traced when it is lowered"),
+    "pallas": (kernel, "a kernel or custom call, whose products are not visible"),
+    "solver": (lambda x, w: lax.linalg.cholesky(x + w), "a solver; JAX's own"),
 }
 
 
@@ -224,6 +225,7 @@ def test_report():
         return x @ w, [x[i : i + 1] @ w for i in (0, 1)], halves(x, w)
 
     shape = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    f = jax.jit(f, static_argnames="n")
     lines = str(jk.float32_matmuls.report(f, shape, w=shape, n=3)).splitlines()
     assert lines[0] == "4 products by jaxkernels"
     assert lines[1].startswith("  1 x dot_general float32[4,4] float32[4,4] in jit f / scan / ")
@@ -232,6 +234,53 @@ def test_report():
     assert lines[4] == "1 left"
     assert lines[5].endswith(": operands of bfloat16")
     assert len(lines) == 6
+
+
+@pytest.mark.parametrize("f", [jk.matmul, jk.float32_matmuls(jnp.matmul)])
+def test_report_of_our_products(f):
+    report = jk.float32_matmuls.report(lambda x, w: jax.jit(f)(x, w), X, W)
+    ((product, count),) = report.taken.items()
+    assert (product.operation, product.operands) == ("jaxkernels_sgemm", ("float32[4,4]",) * 2)
+    assert "test_program.py:" in product.where
+    assert (count, report.left) == (1, {})
+
+
+def test_errors_name_the_users_function():
+    def wrong(x, w):
+        return x @ w if jnp.all(w["weight"] > 0) else x
+
+    for f in (wrong, jax.jit(wrong), functools.partial(wrong)):
+        with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+            jk.float32_matmuls(f)(X, w={"weight": W})
+        assert f"the function wrong at {__file__}:" in str(raised.value)
+        assert "the value of the argument w['weight']" in str(raised.value)
+
+
+def test_arguments_and_results_that_are_no_arrays():
+    """Static arguments and results pass unchanged; Python's numbers are traced, or constants in a jit."""
+
+    def f(x, function, number):
+        return function(x @ W), {"function": function, "none": None, "text": ["a"]}, number
+
+    def of_result(f):
+        return lambda x: f(x, jnp.sin, 2)[0].sum()
+
+    ours = jk.float32_matmuls(f)
+    result, others, number = ours(X, jnp.sin, 2)
+    assert others == f(X, jnp.sin, 2)[1]
+    assert number == 2
+    assert isinstance(number, jax.Array)
+    np.testing.assert_allclose(result, jnp.sin(X @ W), rtol=1e-6)
+    got, want = (jax.jit(jax.grad(of_result(g)))(X) for g in (ours, f))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+    def power(x, n):
+        return lax.scan(lambda c, _: (c @ W, None), x, None, n)[0]
+
+    jax.jit(jk.float32_matmuls(power), static_argnames="n")(X, n=2)
+    with pytest.raises(TypeError, match="the value of the argument n"):
+        jk.float32_matmuls(power)(X, n=2)
+    assert not hasattr(jk.float32_matmuls(jax.jit(power)), "lower")
 
 
 def test_a_function_is_compiled_once_for_its_shapes_and_static_arguments(exact_products, caplog):
@@ -255,12 +304,11 @@ def test_a_function_is_compiled_once_for_its_shapes_and_static_arguments(exact_p
             got, want = function(*args, **options), f(*args, **options)
             traced.pop()
             jax.tree.map(np.testing.assert_allclose, got, want)
+            others = [x if isinstance(x, (jax.Array, np.ndarray)) else x + 1 for x in args]
             with jax.log_compiles():
-                function(*args, **options)
+                function(*others, **options)
             assert len(traced) == calls
             assert "Compiling" not in caplog.text
-    with pytest.raises(ValueError, match="Non-hashable static"):
-        ours(X, W, by=slice({}))
 
 
 def test_a_jitted_function_keeps_its_donations():

@@ -1,7 +1,8 @@
 """The table of public functions: the calls that tests of transformations, shardings and flags run.
 
 A row has a call of this package, the same call in plain JAX, and the operands. Dimensions are
-letters, so that each test chooses their sizes, leaves them open, or shards them.
+letters, so that each test chooses their sizes, leaves them open, or shards them. `float32_matmuls` has
+no row, because it transforms functions: tests/sgemm/test_program.py applies the transformations to it.
 """
 
 import dataclasses

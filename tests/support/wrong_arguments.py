@@ -44,6 +44,10 @@ def call(function, *, x64=False, **arguments):
         return function(**arguments)
 
 
+def transformed(f, **arguments):
+    return jk.float32_matmuls(f)(**arguments)
+
+
 IMPLEMENTATIONS = (
     ({"implementation": "cuda"}, ValueError, "implementation must be .*'ffi', 'xla'.*'cuda'"),
 )
@@ -394,6 +398,11 @@ IN_64 = {"x64": True}
 NARROWED = ({"logits_dtype": "float32"}, ValueError, "than x, float64. Drop logits_dtype=$")
 WIDE_A = ({"a": np.ones((2, 2))}, TypeError, r"a\.astype\(jnp\.float32\) and b\.astype\(jnp\.")
 WIDE_B = ({"b": np.ones((8, 2))}, TypeError, r"float64. Write b\.astype\(.*, or use jnp\.matmul$")
+FLOAT32_MATMULS = (
+    ({"f": X}, TypeError, "^float32_matmuls: f must be a function; got ArrayImpl$"),
+    ({"a": [X, {1}]}, TypeError, r"argument a\[1\] of type set is static and must be hashable$"),
+    ({"algorithm": slice([])}, TypeError, "argument algorithm of type slice is static"),
+)
 PLAN_ATTENTION = (
     ({"query_shape": 4}, TypeError, "query_shape must be a sequence of integers; got 4"),
     ({"dtype": "int32"}, TypeError, "int32"),
@@ -427,6 +436,7 @@ WRONG = {
     "dot_general": (jk.dot_general, DOT, DOT_GENERAL),
     "sgemm": (jk.sgemm, {"a": X.T, "b": X}, SGEMM),
     "sgemm-64": (jk.sgemm, IN_64 | {"a": X}, (WIDE_B,)),
+    "float32_matmuls": (transformed, {"f": jk.matmul, "a": X.T, "b": X}, FLOAT32_MATMULS),
     "attention": (jk.dot_product_attention, dict.fromkeys(OPERANDS, SQUARE), ATTENTION),
     "attention-heads": (jk.dot_product_attention, dict.fromkeys(OPERANDS, HEADS), HEADS_MASKS),
     "attention-batch": (jk.dot_product_attention, dict.fromkeys(OPERANDS, BATCH), ANY_BATCH),
