@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _XLAS = "no kernel; XLA computes it at Precision.HIGHEST"
 _KERNELS = ("pallas_call", "core_map", "mpmd_map", "cudnn_fusion", "ffi_call")
 _KERNELS += ("custom_partitioning", "call_hi_primitive")
@@ -225,9 +225,9 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Static:
-    """A leaf that is no array, as a pytree without leaves. 1, 1.0 and True differ."""
+    """A leaf that is no array, as a pytree without leaves."""
 
-    type: type
+    kind: Any  # its type; a number's text, because 1 equals 1.0, and 0.0 equals -0.0
     value: Any
 
 
@@ -242,8 +242,9 @@ def _mark(tree: Any, *, keeps_numbers: bool) -> Any:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
             return leaf
         is_number = isinstance(leaf, (int, float, complex)) and not isinstance(leaf, np.generic)
-        is_kept = keeps_numbers and is_number
-        return leaf if jex.valid_jaxtype(leaf) and not is_kept else _Static(type(leaf), leaf)
+        if keeps_numbers and is_number:
+            return _Static(repr(leaf), leaf)
+        return leaf if jex.valid_jaxtype(leaf) else _Static(type(leaf), leaf)
 
     leaves, structure = jax.tree.flatten(tree)
     marked = [mark(leaf) for leaf in leaves]
@@ -335,15 +336,20 @@ def _products(jaxpr: Any, path: tuple[str, ...], place: str = "") -> Iterator[Pr
     """The products of a jaxpr in its order; `path` and the line `place` are around it."""
     for eqn in jaxpr.eqns:
         name, reason = eqn.primitive.name, _why_left(eqn)
-        lines = source_info_util.summarize(eqn.source_info, num_frames=100).splitlines()
-        line = next((x for x in reversed(lines) if not x.startswith(_PACKAGE)), place)
         if reason is None:
             inside = (*path, " ".join([name, *filter(None, [eqn.params.get("name")])]))
             for inner in jex.jaxprs_in_params(eqn.params):
-                yield from _products(inner, inside, line)
+                yield from _products(inner, inside, _line(eqn) or place)
             continue
+        line = _line(eqn) or place
         operands = [v.aval.str_short() for v in eqn.invars[:2] if name not in _KERNELS]
         yield Product(name, tuple(operands), " / ".join((*path, line)), reason)
+
+
+def _line(eqn: Any) -> str:
+    """The user's line of an equation; empty if JAX does not know it."""
+    lines = source_info_util.summarize(eqn.source_info, num_frames=100).splitlines()
+    return next((line for line in reversed(lines) if not line.startswith(_PACKAGE)), "")
 
 
 @runtime_checkable
