@@ -258,7 +258,7 @@ def _unmark(tree: Any) -> Any:
 
 def _named_as(f: Callable[..., Any], function: Any) -> Any:
     """The function with f's name, signature and file, which JAX's errors show."""
-    named = functools.wraps(f, updated=())(function)
+    named = functools.wraps(f)(function)
     while isinstance(f, functools.partial):
         f = f.func
     named.__name__ = named.__qualname__ = getattr(f, "__name__", type(f).__name__)
@@ -430,7 +430,7 @@ def float32_matmuls(f: Callable[P, R], /) -> Callable[P, R]:
     def of_marked(*args: Any, **kwargs: Any) -> Any:
         return _run(_of_marked(f), *args, **kwargs)
 
-    @functools.wraps(f, updated=())
+    @functools.wraps(f)
     def transformed(*args: P.args, **kwargs: P.kwargs) -> R:
         marked_args, marked_kwargs = _mark_arguments(f, args, kwargs)
         return _unmark(of_marked(*marked_args, **marked_kwargs))
