@@ -32,7 +32,13 @@ from jaxkernels._core import compat, validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import EmptyRows, Implementation
 
+__all__ = ["dot_product_attention"]
+
 Einsum = Callable[..., jax.Array]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def dot_product_attention(

@@ -24,8 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import eager, validate
-from jaxkernels._rows import cross_entropy, last_axis, loss_arguments
+from jaxkernels._core import eager as _eager
+from jaxkernels._core import validate as _validate
+from jaxkernels._rows import cross_entropy as _cross_entropy
+from jaxkernels._rows import last_axis as _last_axis
+from jaxkernels._rows import loss_arguments as _loss_arguments
 
 __all__ = [
     "safe_softmax_cross_entropy",
@@ -36,9 +39,13 @@ __all__ = [
 _Axis = int | tuple[int, ...] | None
 
 
-@eager.jit_when_eager(
+def __dir__() -> list[str]:
+    return __all__
+
+
+@_eager.jit_when_eager(
     *("logits", "labels", "where"),
-    check=lambda logits, labels, *args, **kwargs: loss_arguments.fit_32_bits(labels),
+    check=lambda logits, labels, *args, **kwargs: _loss_arguments.fit_32_bits(labels),
 )
 def softmax_cross_entropy_with_integer_labels(
     logits: ArrayLike,
@@ -69,13 +76,13 @@ def softmax_cross_entropy_with_integer_labels(
     """
     name = "softmax_cross_entropy_with_integer_labels"
     x = _floating(name, logits)
-    ids = loss_arguments.as_labels(name, "labels", labels)
+    ids = _loss_arguments.as_labels(name, "labels", labels)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
             f"{name}: labels must be integers; got {ids.dtype}. For probabilities use softmax_cross_entropy"
         )
     rows, mask = _merged(name, x, axis, where)
-    loss_arguments.check_fits(name, "labels", ids, "logits without axis have", rows.shape[:-1])
+    _loss_arguments.check_fits(name, "labels", ids, "logits without axis have", rows.shape[:-1])
     classes = rows.shape[-1]
     if ids.dtype.itemsize < 4:  # wide enough for the number of classes
         ids = ids.astype(jnp.int32)
@@ -83,19 +90,19 @@ def softmax_cross_entropy_with_integer_labels(
     is_class = (ids >= 0) & (ids < classes)
     if mask is None:
         # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
-        loss = cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
+        loss = _cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
         return (loss * jnp.where(is_class, 1, jnp.nan).astype(loss.dtype)).astype(x.dtype)
     ids = jnp.where(is_class, ids, classes)
     # The label's logit counts even if it is masked. A fully masked row has the loss 0.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
-    _, lse, *_ = cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
+    _, lse, *_ = _cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
     is_seen = jnp.any(mask, axis=-1)
     at_label = jnp.take_along_axis(rows, jnp.expand_dims(ids, -1), axis=-1)
     loss = jnp.where(is_seen, lse, 0) - jnp.squeeze(at_label, -1).astype(lse.dtype)
     return jnp.where(is_seen, loss, 0).astype(x.dtype)
 
 
-@eager.jit_when_eager("logits", "labels", "where")
+@_eager.jit_when_eager("logits", "labels", "where")
 def softmax_cross_entropy(
     logits: ArrayLike, labels: ArrayLike, axis: _Axis = -1, where: ArrayLike | None = None
 ) -> jax.Array:
@@ -121,14 +128,14 @@ def softmax_cross_entropy(
     """
     name = "softmax_cross_entropy"
     x = _floating(name, logits)
-    given = validate.as_array(name, "labels", labels)
+    given = _validate.as_array(name, "labels", labels)
     whole = (1,) * (x.ndim - given.ndim) + given.shape
-    if jnp.issubdtype(given.dtype, jnp.integer) and not validate.fits(whole, x.shape):
+    if jnp.issubdtype(given.dtype, jnp.integer) and not _validate.fits(whole, x.shape):
         raise TypeError(
             f"{name}: labels must be probabilities of shape {x.shape}; got {given.dtype} of shape "
             f"{given.shape}. For classes use softmax_cross_entropy_with_integer_labels"
         )
-    dtype = validate.promoted_dtype(x, given)
+    dtype = _validate.promoted_dtype(x, given)
     rows, mask = _merged(name, x, axis, where)
     probabilities, _ = _merged(name, jnp.broadcast_to(given, x.shape), axis, None)
     probabilities = probabilities.astype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
@@ -137,10 +144,10 @@ def softmax_cross_entropy(
         # A fully masked row has the loss 0. Its mask is dropped, so that the kernel computes no NaN.
         probabilities = jnp.where(mask, probabilities, 0)
         mask = mask | ~is_seen
-    return cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
+    return _cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
 
 
-@eager.jit_when_eager("logits", "labels")
+@_eager.jit_when_eager("logits", "labels")
 def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Array:
     """As `optax.safe_softmax_cross_entropy`: `softmax_cross_entropy` where 0 log 0 = 0.
 
@@ -162,7 +169,7 @@ def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Arra
 
 
 def _floating(name: str, logits: Any) -> jax.Array:
-    x = validate.as_array(name, "logits", logits)
+    x = _validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: logits must be floating numbers; got {x.dtype}")
     return x
@@ -170,18 +177,18 @@ def _floating(name: str, logits: Any) -> jax.Array:
 
 def _merged(name: str, x: jax.Array, axis: _Axis, where: Any) -> tuple[jax.Array, jax.Array | None]:
     """The array and the mask, with the axes of the classes merged into the last one."""
-    axes = validate.canonical_axes(axis, x.ndim, x.ndim)
+    axes = _validate.canonical_axes(axis, x.ndim, x.ndim)
     order = axes if axis is None or isinstance(axis, int) else tuple(a % x.ndim for a in axis)
 
     def merged(array: jax.Array) -> jax.Array:
         kept = tuple(d for d in range(x.ndim) if d not in axes)
-        return last_axis.merged(jnp.transpose(array, kept + order), len(axes))
+        return _last_axis.merged(jnp.transpose(array, kept + order), len(axes))
 
     if where is None:
         return merged(x), None
-    mask = validate.as_mask(name, "where", where)
+    mask = _validate.as_mask(name, "where", where)
     if mask.ndim != x.ndim:
         rows = tuple(size for dim, size in enumerate(x.shape) if dim not in axes)
-        loss_arguments.check_fits(name, "where", mask, "logits without axis have", rows)
+        _loss_arguments.check_fits(name, "where", mask, "logits without axis have", rows)
         mask = jnp.expand_dims(mask, axes)
     return merged(x), merged(jnp.broadcast_to(mask, x.shape))

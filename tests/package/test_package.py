@@ -27,6 +27,12 @@ def test_dir_shows_the_public_names_alone():
     assert len(dir(jk)) == len(set(dir(jk)))
 
 
+def test_dir_of_a_submodule_shows_its_functions_alone():
+    for module in (jk.flax, jk.optax):
+        assert dir(module) == sorted(module.__all__)
+    assert not hasattr(jk.optax, "cross_entropy")
+
+
 def test_private_names_are_there_all_the_same():
     from jaxkernels._core import registry
 
