@@ -21,9 +21,12 @@ def test_programs_of_two_processes():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     # The worker says how many devices it wants, and needs no GPU.
-    run = functools.partial(run_python, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
+    run = functools.partial(run_python, timeout=120, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
     with futures.ThreadPoolExecutor() as pool:
         found = [pool.submit(run, "distributed_worker.py", process, port) for process in range(2)]
+    # The other process of one that fails waits for it until its time is over.
+    failures = [str(future.exception()) for future in found if future.exception()]
+    assert not failures, "\n".join(failures)
     for process, future in enumerate(found):
         text, _ = future.result()
         assert re.search(rf"process {process}: [1-9]\d* layouts are right, 0 failed", text), text
