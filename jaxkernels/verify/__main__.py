@@ -30,6 +30,7 @@ _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
 _SECONDS = 60.0
 _REPEATS = 8  # of a draw that may not always fail
 _WORKERS = 4  # more would wait for the device and for Python
+Key = Callable[[Outcome], tuple[str, ...]]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -142,9 +143,9 @@ def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, comm
     if shows:
         print(file=sys.stderr)
     about, total = environment.describe(command), _tally(found)
-    groups = sorted(group_by(found, _kernel_of).items())
-    kernels = [{"of": name, **_tally(some)} for name, some in groups]
-    print_table(_table(kernels))
+    kernels, calls = _tallies(found, _kernel_of), _tallies(found, _call_of)
+    print_table(_table("Error over bound", kernels, "operation", "dtype", "tier or rung"))
+    print_table(_table("The same by call", calls, "operands", "result"))
     failed = [outcome for outcome in found if outcome.failures]
     print("\n".join(_line_of(outcome) for outcome in failed[:_SHOWN]))
     if len(failed) > _SHOWN:
@@ -157,7 +158,7 @@ def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, comm
             for number, what in x.failures
         ]
         record = {"environment": about, "seconds": took, "seed": options.seed, **total}
-        record |= {"kernels": kernels, "failures": failures}
+        record |= {"kernels": kernels, "calls": calls, "failures": failures}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 1 if failed else 0
 
@@ -178,14 +179,22 @@ def _kernel_of(outcome: Outcome) -> tuple[str, ...]:
     return p.operation, p.dtype, p.how or "auto"
 
 
-def _table(kernels: list[dict[str, Any]]) -> Table:
+def _call_of(outcome: Outcome) -> tuple[str, ...]:
+    return outcome.problem.delivery, outcome.problem.derivative
+
+
+def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[dict[str, Any]]:
+    groups = sorted(group_by(outcomes, key).items())
+    return [{"of": name, **_tally(some)} for name, some in groups]
+
+
+def _table(title: str, tallies: list[dict[str, Any]], *labels: str) -> Table:
     rows = []
-    for x in kernels:
-        counts = str(x["programs"]), str(x["checks"]), str(x["failed"])
+    for x in tallies:
         worst = "inf" if x["worst"] is None else f"{x['worst']:.3f}"
-        rows.append((*x["of"], *counts, worst, "FAIL" if x["failed"] else "pass"))
-    labels = "operation", "dtype", "tier or rung", "programs", "checks", "failed", "worst", ""
-    return Table("Error over bound", labels, rows)
+        counts = str(x["programs"]), str(x["checks"]), worst, str(x["failed"])
+        rows.append((*x["of"], *counts, "FAIL" if x["failed"] else "pass"))
+    return Table(title, (*labels, "programs", "checks", "worst", "failed", ""), rows)
 
 
 def _line_of(outcome: Outcome) -> str:
