@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         case = (
             f"{platform:<5} {p.dtype:<9} {p.how or 'auto':<15} {p.operation:<21} {p.derivative:<5}"
         )
-        print(f"  {case} {outcome.worst:7.3f}  {verdict}")
+        details = [str(p.options[x]) for x in ("reduction", "shapes") if x in p.options]
+        print(f"  {case} {', '.join(details):<22} {outcome.worst:7.3f}  {verdict}")
     failed = sum(bool(outcome.failures) for _, outcome in outcomes)
     missing_cuda = bool(registry.cuda_devices()) and "cuda" not in live
     if missing_cuda:

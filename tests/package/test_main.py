@@ -4,6 +4,7 @@ import re
 
 import gemm_cases
 import jax
+import jax.numpy as jnp
 import pytest
 from programs import run_python
 
@@ -50,6 +51,22 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
         monkeypatch.setattr(_selfcheck, "run", lambda platform, some=some: some)
         assert main_module.main() == code
         assert ("FAILED: y: 2 times" in capsys.readouterr().out) == (wrong in some)
+
+
+@pytest.mark.parametrize(
+    ("softmax", "said"),
+    [
+        (lambda x, **options: 1 // 0, "FAILED: ZeroDivisionError"),
+        (lambda x, **options: jnp.nan * x, "FAILED: y: "),
+    ],
+    ids=["an exception", "NaN"],
+)
+def test_a_wrong_function_is_reported(softmax, said, monkeypatch, capsys):
+    first = next(_selfcheck.problems("cpu"))
+    monkeypatch.setattr(_selfcheck, "problems", lambda platform: [first])
+    monkeypatch.setattr(jk, "softmax", softmax)
+    assert main_module.main() == 1
+    assert said in capsys.readouterr().out
 
 
 def _tf32(x):
