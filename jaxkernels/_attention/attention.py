@@ -58,6 +58,25 @@ def dot_product_attention(
 ) -> tuple[jax.Array, jax.Array]: ...
 
 
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: AttentionImplementation | None = None,
+    return_residual: bool,
+    empty_rows: EmptyRows | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
 @eager.jit_when_eager(
     *("query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths"),
     factors=("scale",),
