@@ -46,12 +46,11 @@ def largest_ratio(got, want, limit):
     return worst, text
 
 
-def check(got, operation, *operands, accumulators, wide=False):
+def check(got, operation, *operands, accumulators):
     """Asserts that a result lies within its bound, and has its dtype and shape."""
     got = np.asarray(got)
-    dtype = compute(operands[0].dtype.name) if wide else operands[0].dtype
-    want, limit = bounded(operation, *operands, accumulators=accumulators, wide=wide)
-    assert got.dtype == dtype, f"{operation}: {got.dtype}, not {dtype}"
+    want, limit = bounded(operation, *operands, accumulators=accumulators)
+    assert got.dtype == operands[0].dtype, f"{operation}: {got.dtype}, not {operands[0].dtype}"
     assert got.shape == want.shape, f"{operation}: {got.shape}, not {want.shape}"
     ratio, place = largest_ratio(got, want, limit)
     assert ratio <= 1, f"{operation} {got.dtype} {got.shape} {place}"

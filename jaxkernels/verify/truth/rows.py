@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ def bounded(
     *operands: Any,
     accumulators: int,
     alike: Any = False,
-    wide: bool = False,
     epsilon: float = EPSILON,
 ) -> Bounded:
     """The result of an operation along the last axis, with the largest error of correct arithmetic.
@@ -33,8 +31,8 @@ def bounded(
     type, (..., cols). The cotangent of logsumexp and the results of logsumexp_fwd and logsumexp_jvp
     have the shape (..., 1). The operands of rms_norm are x, the scale (cols,) and the (co)tangent.
 
-    A row has `accumulators` partial sums at least. A `wide` result, a number for each row, is not
-    rounded to the storage type. An array `alike` (see `sum_error`) broadcasts against the operands.
+    A row has `accumulators` partial sums at least. An array `alike` (see `sum_error`) broadcasts against
+    the operands.
 
     Example:
         >>> bounded("softmax_fwd", np.zeros((1, 2), np.float32), accumulators=1).value
@@ -53,7 +51,7 @@ def bounded(
         result = _forward(operation, *given, sigma=sigma)
     else:
         result = _linear(operation, *given, sigma=sigma)
-    return result.stored(replace(p, us=p.u, smallest=p.flush) if wide else p)
+    return result.stored(p)
 
 
 def _shifted(x: Bounded) -> Bounded:
