@@ -135,9 +135,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The part of a plan that decides how an operation is computed; None is one chunk of all rows."""
+    """The part of a plan that decides how an operation is computed."""
 
-    chunk_rows: int | None = None
+    chunk_rows: int | None = None  # None: one chunk has all rows
     pad_features: int = 0
     pad_classes: int = 0
     algorithm: str = "auto"

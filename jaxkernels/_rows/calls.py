@@ -52,8 +52,8 @@ def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> 
 def dtype_of(result: Operand, first: Any, attributes: dict[str, Any]) -> Any:
     """The dtype of a result.
 
-    Several numbers of each row have the compute dtype of the first operand, one number has its own. Elements
-    have its own dtype, or the attribute `result_dtype`.
+    A result with one number per row has the first operand's dtype, one with several its compute dtype.
+    Elements have the first operand's dtype, or `result_dtype`.
     """
     if result.is_of_row:
         return compute_dtype(first) if result.count > 1 else first.dtype

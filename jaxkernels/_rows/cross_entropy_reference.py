@@ -169,8 +169,7 @@ def cross_entropy_fwd_grad(
 ) -> list[jax.Array]:
     """Gradient of the weighted loss, and the residuals.
 
-    `others` are the scales, if any, and the `Coefficients` of each row, whose smoothing is 0 without
-    `all_sums`.
+    `others`: the scales, if any, then the `Coefficients`. Without `all_sums` their smoothing must be 0.
     """
     del has_scales
     *scales, numbers = others

@@ -42,7 +42,7 @@ class Ran:
     operands: Arrays  # of all members of all draws
     alike: np.ndarray  # for each of them
     results: Arrays  # of the first run
-    again: Arrays  # of the second run, as `repeated` gives those of the first
+    again: Arrays  # results of the second run, in the layout of `repeated`
 
     def repeated(self) -> Arrays:
         """The results of the draws that run again, (draws, elements)."""
@@ -95,7 +95,7 @@ def outcomes(
     """Runs and judges the programs of a bundle; if one raises an error, each is tried alone.
 
     `threads` host threads run them the second time. A mistake is planted into the results.
-    `draws` are the numbers of the draws; None are those that each problem wants.
+    `draws` are the numbers of the draws; None means all draws of each problem.
     """
     try:
         ran = run(problems, threads, draws)
