@@ -39,7 +39,7 @@ def close(got, want, tolerance=FLOAT32):
     a, b = jax.tree.leaves(got), jax.tree.leaves(want)
     assert [(x.shape, x.dtype) for x in a] == [(x.shape, x.dtype) for x in b]
     a, b = ([np.asarray(x).astype(np.float64) for x in leaves] for leaves in (a, b))
-    largest = max((np.abs(x).max() for x in b), default=0)
+    largest = max((np.abs(x).max(initial=0) for x in b), default=0)
     for x, y in zip(a, b, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * largest)
 
@@ -151,6 +151,17 @@ def test_any_batch_dimensions_and_another_value_depth():
     assert [x.shape for x in got] == [(5, 4, 3), (2, 5, 4, 3), (2, 3, 5, 4, 3)]
     for x, y in zip(got, want, strict=True):
         close(x, y)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 7, 4), (2, 0, 7, 4), (2, 5, 0, 4), (2, 5, 7, 0)])
+def test_sizes_of_0(sizes):
+    """Without examples, queries, keys or heads: results and gradients are those of Flax."""
+    b, q, k, n = sizes
+    operands = [jnp.ones((b, length, n, 8), jnp.bfloat16) for length in (q, k, k)]
+    got, want = (
+        jax.value_and_grad(lambda *x, f=f: f(*x).sum(), (0, 1, 2))(*operands) for f in (MEAN, LINEN)
+    )
+    close(got, want)
 
 
 def test_masks_go_by_truth():
@@ -288,3 +299,14 @@ def test_decoding_in_linen():
         outputs.append(y)
     causal = flax.linen.make_causal_mask(X[..., 0])
     close(jnp.concatenate(outputs, 1), linen_layer(LINEN).apply(parameters, X, mask=causal))
+
+
+def test_decoding_in_nnx():
+    def decode(attention_fn):
+        options = {"num_kv_heads": 2, "decode": True, "rngs": flax.nnx.Rngs(3)}
+        layer = flax.nnx.MultiHeadAttention(HEADS, FEATURES, attention_fn=attention_fn, **options)
+        layer.init_cache(X.shape)
+        step = flax.nnx.jit(lambda layer, x: layer(x))
+        return jnp.concatenate([step(layer, X[:, i : i + 1]) for i in range(LENGTH)], 1)
+
+    close(decode(dot_product_attention), decode(NNX))

@@ -3,7 +3,9 @@
 import contextlib
 import importlib
 import sys
+import threading
 import types
+from concurrent import futures
 
 import flax.linen
 import flax.nnx
@@ -84,6 +86,32 @@ def test_a_decorator_restores_after_an_exception():
     assert is_as_before()
     with pytest.raises(KeyError):
         inside(fails=True)
+
+
+def test_many_threads():
+    """Each sees ours in its own blocks, and the last one to end restores the originals."""
+    barrier = threading.Barrier(4)
+
+    def work(_):
+        barrier.wait()
+        for _ in range(200):
+            with jk.patch_jax_nn():
+                assert jax.nn.softmax is jk.softmax
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+
+
+def test_a_jitted_function_keeps_its_softmax():
+    """`patch_jax_nn` says so: compiled before a block, it keeps jax.nn's; inside, it keeps ours."""
+    x = jnp.ones((2, 3))
+    before, inside = (jax.jit(lambda x: jax.nn.softmax(x)) for _ in range(2))
+    texts = {before: before.lower(x).as_text()}
+    with jk.patch_jax_nn():
+        texts[inside] = inside.lower(x).as_text()
+        assert before.lower(x).as_text() == texts[before]
+    assert inside.lower(x).as_text() == texts[inside]
+    assert ["softmax_fwd" in hlo.operations(text) for text in texts.values()] == [False, True]
 
 
 def test_a_module_imported_inside_is_given_the_originals(monkeypatch):

@@ -97,6 +97,25 @@ def test_masked_classes_behind_a_temperature():
     assert np.isfinite(dx).all()
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("hide", ["where", "-inf"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_smoothing_goes_over_visible_classes(reduction, hide, implementation):
+    """A vocabulary of 13 padded to 16: the same loss and gradient, 0 for the padding."""
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    label, seen = np.array([0, 12, 5, -1]), np.arange(16) < 13
+
+    def loss(x, **given):
+        given |= {"label_smoothing": 0.1, "reduction": reduction, "implementation": implementation}
+        return jnp.sum(jk.cross_entropy(x, label, **given))
+
+    padded = (x, {"where": seen}) if hide == "where" else (np.where(seen, x, -np.inf), {})
+    value, dx = jax.value_and_grad(loss)(padded[0], **padded[1])
+    want, right = jax.value_and_grad(loss)(x[:, :13])
+    np.testing.assert_allclose(value, want, rtol=1e-6)
+    np.testing.assert_allclose(dx, np.pad(right, ((0, 0), (0, 3))), rtol=1e-5, atol=1e-7)
+
+
 SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
 LARGEST = float(jnp.finfo(jnp.float32).max)
 

@@ -1,6 +1,7 @@
 """default_algorithm and its environment variable: the rung of products that name none."""
 
 import re
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -64,6 +65,11 @@ def test_a_jitted_function_is_traced_anew():
         function(A, B)
     function(A, B)
     assert len(traced) == 2
+
+
+def test_a_block_belongs_to_its_thread():
+    with jk.default_algorithm("naive"), futures.ThreadPoolExecutor() as pool:
+        assert pool.submit(rungs_of, jk.matmul, A, B).result() == ["auto"]
 
 
 SHOWN = """

@@ -102,6 +102,13 @@ def scanned(f, *xs):
     return jax.lax.scan(step, 0.0, jnp.arange(3.0))
 
 
+def while_looped(f, *xs):
+    def body(state):
+        return state[0] + 1, 0.1 * loss(f)(*(x + state[1] for x in xs))
+
+    return jax.lax.while_loop(lambda state: state[0] < 3, body, (0, 0.0))
+
+
 def branching(f, *xs):
     def branch(limit):
         return jax.lax.cond(jnp.ravel(xs[0])[0] > limit, lambda *xs: 0.0, loss(f), *xs)
@@ -147,6 +154,10 @@ TRANSFORMS = {
     "vmap-cotangents": mapped_cotangents,
     "vmap-cond": functools.partial(mapped, branching, 0),
     "scan-grad": lambda f, *xs: gradient(functools.partial(scanned, f))(*xs),
+    "while-loop": while_looped,
+    "map": lambda f, *xs: jax.lax.map(
+        lambda xs: f(*xs), [jnp.stack([x, 2 * x, x / 3]) for x in xs], batch_size=2
+    ),
     "cond-grad": lambda f, *xs: jax.grad(functools.partial(branching, f), numbers(xs))(*xs),
     "remat-grad": lambda f, *xs: gradient(remat(f))(*xs),
     "remat-jvp": lambda f, *xs: along(remat(f), *xs),
