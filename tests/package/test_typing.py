@@ -15,7 +15,8 @@ import jaxkernels.flax
 import jaxkernels.typing as choices
 from jaxkernels import _cpu
 from jaxkernels._core import validate
-from jaxkernels._rows import contract
+from jaxkernels._linear_loss import cross_entropy as linear_cross_entropy
+from jaxkernels._rows import contract, cross_entropy
 
 FUNCTIONS = {
     **{f"jk.{name}": getattr(jk, name) for name in jk.__all__},
@@ -55,6 +56,16 @@ def test_every_type_has_words():
                 assert text.endswith("."), ast.unparse(alias.target)
             case _:
                 pytest.fail(f"{ast.unparse(alias.target)} has no words")
+
+
+@pytest.mark.parametrize("module", [cross_entropy, linear_cross_entropy])
+def test_overloads_of_losses_list_every_option(module):
+    """Type checkers read the options of the overloads, and users those of the function."""
+    losses, tokens = (f for name, f in vars(module).items() if name in jk.__all__)
+    for function, options in ((losses, module._LossOptions), (tokens, module._Options)):
+        parameters = inspect.signature(function).parameters.values()
+        names = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert options.__optional_keys__ == names, function.__name__
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
