@@ -425,10 +425,12 @@ def float32_matmuls(f: Callable[P, R], /) -> Callable[P, R]:
     """
     _check_callable(f)
 
+    inner = _of_marked(f)
+
     @functools.partial(_jitted, f)
     @functools.partial(_named_as, f)
     def of_marked(*args: Any, **kwargs: Any) -> Any:
-        return _run(_of_marked(f), *args, **kwargs)
+        return _run(inner, *args, **kwargs)
 
     @functools.wraps(f)
     def transformed(*args: P.args, **kwargs: P.kwargs) -> R:
