@@ -5,7 +5,7 @@ Owns: the public functions. Must not know: how its operands are checked, or how 
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -45,16 +45,21 @@ class _LossOptions(_Options[_Flag], total=False):
     return_lse: _Flag
 
 
-@overload
-def linear_cross_entropy(
-    x: ArrayLike, w: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[Literal[False]]]
-) -> jax.Array: ...
+# beartype knows no generic TypedDict.
+if TYPE_CHECKING:
 
+    @overload
+    def linear_cross_entropy(
+        x: ArrayLike,
+        w: ArrayLike,
+        labels: ArrayLike,
+        **options: Unpack[_LossOptions[Literal[False]]],
+    ) -> jax.Array: ...
 
-@overload
-def linear_cross_entropy(
-    x: ArrayLike, w: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
-) -> jax.Array | tuple[jax.Array, ...]: ...
+    @overload
+    def linear_cross_entropy(
+        x: ArrayLike, w: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
+    ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
 @eager.jit_when_eager(
@@ -196,22 +201,22 @@ def linear_cross_entropy(
     return results[0] if alone else tuple(results)
 
 
-@overload
-def linear_token_log_probs(
-    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
-) -> jax.Array: ...
+if TYPE_CHECKING:
 
+    @overload
+    def linear_token_log_probs(
+        x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
+    ) -> jax.Array: ...
 
-@overload
-def linear_token_log_probs(
-    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
-) -> tuple[jax.Array, jax.Array]: ...
+    @overload
+    def linear_token_log_probs(
+        x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
+    ) -> tuple[jax.Array, jax.Array]: ...
 
-
-@overload
-def linear_token_log_probs(
-    x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
-) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+    @overload
+    def linear_token_log_probs(
+        x: ArrayLike, w: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
+    ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 @eager.jit_when_eager(

@@ -9,7 +9,7 @@ gradient is known up to a factor, and the kernel writes both in one read.
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -46,16 +46,18 @@ class _LossOptions(_Options[_Flag], total=False):
     return_lse: _Flag
 
 
-@overload
-def cross_entropy(
-    logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[Literal[False]]]
-) -> jax.Array: ...
+# beartype knows no generic TypedDict.
+if TYPE_CHECKING:
 
+    @overload
+    def cross_entropy(
+        logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[Literal[False]]]
+    ) -> jax.Array: ...
 
-@overload
-def cross_entropy(
-    logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
-) -> jax.Array | tuple[jax.Array, ...]: ...
+    @overload
+    def cross_entropy(
+        logits: ArrayLike, labels: ArrayLike, **options: Unpack[_LossOptions[bool]]
+    ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
 @eager.jit_when_eager(
@@ -229,22 +231,22 @@ def _of_probabilities(
     return jnp.sum(2 * (probabilities * distance), axis=-1, keepdims=True)
 
 
-@overload
-def token_log_probs(
-    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
-) -> jax.Array: ...
+if TYPE_CHECKING:
 
+    @overload
+    def token_log_probs(
+        logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[False]]]
+    ) -> jax.Array: ...
 
-@overload
-def token_log_probs(
-    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
-) -> tuple[jax.Array, jax.Array]: ...
+    @overload
+    def token_log_probs(
+        logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[Literal[True]]]
+    ) -> tuple[jax.Array, jax.Array]: ...
 
-
-@overload
-def token_log_probs(
-    logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
-) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+    @overload
+    def token_log_probs(
+        logits: ArrayLike, ids: ArrayLike, **options: Unpack[_Options[bool]]
+    ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 @eager.jit_when_eager(

@@ -102,9 +102,10 @@ def test_values(name, first, shapes, last):
 def test_any_dot_general(seed):
     """All orders of batch, contracted and free dimensions."""
     rng = np.random.default_rng(seed)
-    drawn = layouts.general(*rng.integers(1, 9, 3), rng)
+    drawn = layouts.general(*rng.integers(1, 9, 3).tolist(), rng)
     x, y = operands(drawn["shapes"])
-    got = jk.dot_general(x, y, drawn["numbers"])
+    contract, batch = (tuple(map(tuple, pair)) for pair in drawn["numbers"])
+    got = jk.dot_general(x, y, (contract, batch))
     want = np.einsum(drawn["labels"], x.astype(np.float64), y.astype(np.float64))
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

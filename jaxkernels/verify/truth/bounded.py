@@ -200,7 +200,7 @@ def concatenate(*parts: Bounded) -> Bounded:
     return Bounded(value, limit, parts[0].precision)
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _product(a: np.ndarray | np.floating, b: np.ndarray | np.floating) -> np.ndarray:
     """0 where a factor is 0, also where the other is infinite."""
     return np.where((a == 0) | (b == 0), 0, a * b)
 
