@@ -89,12 +89,13 @@ constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
 
 // Rows are few if all of them run at once; if an SM holds three blocks, the limit is 1.5 times
 // that. us per call in a captured graph with rotating inputs; "4 of 256" means 4 blocks per row of
-// 256 threads, doubled for few rows: H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2;
-// few 4.1, 4.8, 7.2 H200 f32 fwd 1, 8, 16 x 128256, 8 of 640: many 7.5, 8.4, 11.2;
-// few 6.1, 7.4, 13.5 H200 f32 grad 1, 16, 64 x 24413, 8 of 256: many 3.9, 4.8, 8.4;
-// few 3.0, 4.2, 7.3 H200 bf16 fwd 1, 16, 64 x 50257, 4 of 256: many 7.2, 7.3, 9.8;
-// few 5.1, 5.6, 8.3 H200 bf16 fwd 1, 128, 256 x 26000, 1 of 576: many 6.6, 8.8, 12.9;
-// few 5.2, 7.8, 13.6 H200 bf16 fwd 128 x 50257, 4 of 256: many 13.9, few 11.8
+// 256 threads, doubled for few rows:
+// H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
+// H200 f32 fwd 1, 8, 16 x 128256, 8 of 640: many 7.5, 8.4, 11.2; few 6.1, 7.4, 13.5
+// H200 f32 grad 1, 16, 64 x 24413, 8 of 256: many 3.9, 4.8, 8.4; few 3.0, 4.2, 7.3
+// H200 bf16 fwd 1, 16, 64 x 50257, 4 of 256: many 7.2, 7.3, 9.8; few 5.1, 5.6, 8.3
+// H200 bf16 fwd 1, 128, 256 x 26000, 1 of 576: many 6.6, 8.8, 12.9; few 5.2, 7.8, 13.6
+// H200 bf16 fwd 128 x 50257, 4 of 256: many 13.9, few 11.8
 constexpr int64_t MostFewRows(int64_t at_once, int blocks_per_sm) {
   return blocks_per_sm > 2 ? at_once * 3 / 2 : at_once;
 }
