@@ -406,7 +406,7 @@ def test_a_model_of_flax(exact_products):
     ours = jax.jit(jk.float32_matmuls(step))
     assert products(ours, parameters, x) == (number, 0)
     jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4),
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
         ours(parameters, x),
         jax.jit(step)(parameters, x),
     )
