@@ -205,7 +205,7 @@ inline constexpr ByArch<int> kLeastRowsOfBlocks = {.hopper = 2};
 // Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
 // input after its terms, so that registers spill; so do those of float32 cross entropy with its
 // gradient. Exponentials of doubles spill too. Unaligned rows are slower in `block`, except short
-// rows of softmax, and attention scores.
+// rows of softmax and logsumexp, losses, and attention scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
@@ -214,11 +214,22 @@ inline constexpr ByArch<int> kLeastRowsOfBlocks = {.hopper = 2};
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
 inline constexpr ByArch<ByDType<bool>> kLossGradPrefersBlock = {
     .hopper = {.float32 = false, .bfloat16 = true, .float16 = true, .float64 = false}};
-// Maximum length of unaligned rows of softmax:
+// Unaligned losses, TB/s read, 2^28 elements:
+// H200 bf16 loss 2047, 3386, 4771, 8191, 12289 cols: one read 0.95, 1.57, 1.59, 1.86, 2.14; block
+// 1.43, 2.34, 2.19, 2.09, 2.35
+// H200 f32 loss 2047, 3125, 4771, 8191 cols: one read 2.32, 2.85, 3.57, 3.57; block 3.00, 3.34,
+// 3.84, 3.47
+// us per call of 50 in a program: H200 bf16 loss 16, 1000 x 8191: one read 10.5, 18.5; block 8.5,
+// 14.2
+// Maximum length of unaligned rows of softmax and logsumexp:
 // H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
 // H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
 // H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
 // H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
+// H200 bf16 logsumexp 3386, 4771, 8191 cols, TB/s: block 3.28, 3.14, 2.80; one read 2.04, 2.53,
+// 3.09
+// H200 f32 logsumexp 2047, 4771, 8191 cols, TB/s: block 4.10, 4.15, 4.14; one read 3.25, 4.16,
+// 4.10
 inline constexpr ByArch<ByDType<int64_t>> kMostMisalignedCols = {
     .hopper = {.float32 = 12288, .bfloat16 = 6144, .float16 = 6144, .float64 = 0}};
 constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool aligned,
@@ -227,11 +238,13 @@ constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool al
   if (IsDouble(dtype) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
+  if (operation == Operation::kCrossEntropyForward) return true;
   if (operation == Operation::kCrossEntropyForwardGrad) {
     return aligned && kLossGradPrefersBlock[arch][dtype];
   }
-  return aligned ||
-         (operation == Operation::kSoftmaxForward && cols <= kMostMisalignedCols[arch][dtype]);
+  const bool takes_misaligned =
+      operation == Operation::kSoftmaxForward || operation == Operation::kLogSumExpForward;
+  return aligned || (takes_misaligned && cols <= kMostMisalignedCols[arch][dtype]);
 }
 
 }  // namespace jaxkernels
