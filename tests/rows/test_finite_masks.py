@@ -153,3 +153,16 @@ def test_rows_left_out_never_show(reduction, implementation, options):
     assert np.isnan([value, *of_scales]).all()
     assert np.isnan(dx[5]).all()
     assert np.isfinite(dx[:5]).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_rows_without_a_number_have_no_gradient(reduction):
+    """All elements of a row with NaN or infinity have the gradient NaN, hidden ones too."""
+    x = np.random.default_rng(0).standard_normal((2, 80)).astype(np.float32)
+    x[:, 3], x[0, 2], x[1, 2] = -np.inf, np.inf, np.nan
+
+    def loss(x):
+        given = {"label_smoothing": 0.1, "z_loss": 1e-3, "reduction": reduction}
+        return jk.cross_entropy(x, np.array([0, 1]), **given).sum()
+
+    assert np.isnan(jax.grad(loss)(x)).all()

@@ -5,6 +5,7 @@
 #ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 
+#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -52,7 +53,7 @@ template <typename T, bool kAll>
 struct CrossEntropyForwardGrad : LogitSums<T, Operation::kCrossEntropyForwardGrad, kAll> {
   using C = CpuComputeType<T>;
   struct Row {
-    C max, factor, constant;
+    C max, factor, constant, of_hidden;
     typename Cpu<T>::OtherColumns other;
   };
   JK_INLINE static Row MakeRow(const auto& of, const auto& given) {
@@ -63,14 +64,16 @@ struct CrossEntropyForwardGrad : LogitSums<T, Operation::kCrossEntropyForwardGra
     return {C(row.max),
             C(row.factor / of.of_max),
             C(row.constant),
+            std::isnan(row.factor) ? C(row.factor) : C(0),
             {row.is_left_out ? 0 : row.label, row.is_left_out ? cols : row.label + 1,
              row.is_left_out ? row.constant : row.AtLabel()}};
   }
-  // The kept term of a hidden element (-inf) is -1 if the constant may be nonzero.
+  // The kept term of a hidden element (-inf) is -1 if the constant may be nonzero. Its result is a
+  // row constant, because GCC 12 makes 0 of a product of NaN and a term that is selected to be 0.
   JK_INLINE static C Kept(C term, C x) { return kAll && x == -kInf<C> ? C(-1) : term; }
   JK_INLINE static C FinishTerm(C term, C, const Row& row) {
     if constexpr (!kAll) return term * row.factor + row.constant;
-    return (term < 0 ? C(0) : term) * row.factor + (term < 0 ? C(0) : row.constant);
+    return term < 0 ? row.of_hidden : term * row.factor + row.constant;
   }
   JK_INLINE static C Finish(const auto& in, const Row& row) {
     const C constant = kAll ? Visible<Cpu<T>>(in[0], row.constant) : row.constant;
