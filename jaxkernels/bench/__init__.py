@@ -6,6 +6,7 @@ such a file without measuring. The tables and plots of the documents are made fr
 
 A suite is data (``suite``), which one engine measures by the method of ``timing``. ``programs`` has what
 several suites call. ``rows`` has the suites ``softmax``, ``logsumexp`` and ``rms_norm``, and what they share with
-``row_map`` and ``losses``; ``traffic`` has the bytes that they must move. ``records`` and ``environment`` are the
-numbers of a run and their conditions; ``tables`` prints them. ``regress`` compares two runs.
+``row_map`` and ``losses``; ``traffic`` has the bytes that they must move. ``rungs`` draws products for the
+programs of ``sgemm``. ``records`` and ``environment`` are the numbers of a run and their conditions; ``tables``
+prints them. ``regress`` compares two runs.
 """

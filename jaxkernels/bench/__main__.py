@@ -20,6 +20,7 @@ from jaxkernels.bench import (
     regress,
     row_map,
     rows,
+    rungs,
     scaling,
     sgemm,
 )
@@ -32,7 +33,7 @@ OPERATIONS: tuple[Suite, ...] = (
     *(module.SUITE for module in (losses, linear_loss, attention, sgemm, float32, scaling)),
 )
 # `regress` watches cells of every operation's suite.
-SUITES = (*OPERATIONS, row_map.SUITE, regress.suite_of(OPERATIONS))
+SUITES = (*OPERATIONS, row_map.SUITE, rungs.SUITE, regress.suite_of(OPERATIONS))
 
 # Options that do not affect the measurement, and so are not recorded.
 _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}

@@ -79,7 +79,10 @@ def _cases(options: Options) -> Iterable[Case]:
 
 
 def _function(case: Case, name: str) -> Function:
-    """A contender's product; it reads transposed operands without a copy."""
+    """A contender's product; it reads transposed operands, and slices, without a copy."""
+    if products.is_sliced(case):
+        whole = _function({**case, "operands": None}, name)
+        return lambda a, b: whole(a[1:], b[1:])
     trans_a, trans_b = products.is_transposed(case)
     if name not in _PRECISIONS:
         on_gpu = jax.default_backend() == "gpu"
@@ -130,6 +133,8 @@ def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
     m, n, k = case["m"], case["n"], case["k"]
     batch = (case["batch"],) if case["batch"] > 1 else ()
     a, b = (*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))
+    if products.is_sliced(case):
+        a, b = ((x[0] + 1, *x[1:]) for x in (a, b))
     pairs = [(normal(2 * i, a, dtype), normal(2 * i + 1, b, dtype)) for i in range(count)]
     if "family" not in case:
         return pairs
@@ -180,6 +185,13 @@ def names(case: Case, options: Options) -> Iterable[str]:
     return ("xla", *(options.algorithms or default))
 
 
+def rung_of(case: Case, algorithm: Algorithm | None = None) -> str:
+    """The rung that computes a product, by default or if `algorithm` is requested."""
+    trans_a, trans_b = products.is_transposed(case)
+    how = {"batch": case["batch"], "trans_a": trans_a, "trans_b": trans_b}
+    return jk.plan_sgemm(case["m"], case["n"], case["k"], algorithm=algorithm, **how).algorithm
+
+
 def program(case: Case, name: str) -> Program:
     """A contender's program: a chain of products, or several independent ones."""
     function, dtype = _function(case, name), "float16" if name == "float16" else "float32"
@@ -195,14 +207,9 @@ def program(case: Case, name: str) -> Program:
         (pair,) = operands(case, 1)
         return errors(case, pair, jax.jit(function)(*(x.astype(dtype) for x in pair)))
 
-    def rung(*_: Any) -> str:
-        trans_a, trans_b = products.is_transposed(case)
-        how = {"batch": case["batch"], "trans_a": trans_a, "trans_b": trans_b}
-        return jk.plan_sgemm(case["m"], case["n"], case["k"], **how).algorithm
-
     look: dict[str, Function] = {"errors": errors_of}
     if name == AUTO and jax.default_backend() == "gpu":
-        look["rung"] = rung
+        look["rung"] = lambda *_: rung_of(case)
     return Program(
         chained if products.is_chain(case) else independent,
         partial(draw, case, number, dtype),

@@ -94,6 +94,11 @@ def is_transposed(case: Case) -> tuple[bool, bool]:
     return case["transposes"][0] == "T", case["transposes"][1] == "T"
 
 
+def is_sliced(case: Case) -> bool:
+    """Whether the operands are x[1:] of stored arrays."""
+    return case.get("operands") == "sliced"
+
+
 def flops(case: Case) -> float:
     """Operations of the product: 2 batch m n k."""
     return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
@@ -110,4 +115,4 @@ def size(case: Case) -> str:
     text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
     batch = f"{case['batch']} x " if case["batch"] > 1 else ""
     kind = case["transposes"].replace("NN", "")
-    return " ".join(filter(None, (batch + text, kind, case.get("family"))))
+    return " ".join(filter(None, (batch + text, kind, case.get("family"), case.get("operands"))))

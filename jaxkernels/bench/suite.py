@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -66,23 +67,23 @@ class Suite:
         return [list(part) for _, part in groupby(chosen, lambda c: c.get("part", key_of(c)))]
 
 
-def _compiled(
-    functions: Mapping[Hashable, Any], arguments: Mapping[Hashable, Sequence[Arguments]]
-) -> tuple[dict[Hashable, Function], dict[Hashable, str]]:
-    """Compiles jitted functions on all cores; also returns refusals."""
-
-    def compiled(key: Hashable) -> Function:
-        return functions[key].lower(*arguments[key][0]).compile()
-
-    ready, refused = {}, {}
+def _each(
+    calls: Mapping[Any, Function], on_all_cores: bool
+) -> tuple[dict[Any, Any], dict[Any, str]]:
+    """The results of calls, and the reasons of those that refused."""
+    found, refused = {}, {}
     with ThreadPoolExecutor() as pool:
-        futures = {key: pool.submit(compiled, key) for key in functions}
-    for key, future in futures.items():
+        results = {k: pool.submit(f).result if on_all_cores else f for k, f in calls.items()}
+    for key, result in results.items():
         try:
-            ready[key] = future.result()
+            found[key] = result()
         except REFUSALS as error:
             refused[key] = first_line(error)
-    return ready, refused
+    return found, refused
+
+
+def _compiled(function: Any, arguments: Arguments) -> Function:
+    return function.lower(*arguments).compile()
 
 
 def _record(
@@ -109,23 +110,26 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     """Measures a part of `Suite.chosen`, with all contenders of all cases in turn.
 
     If a contender refuses or runs out of memory, its record contains the reason, and the others are
-    measured. The programs of a numbered part are compiled on all cores before any is sampled.
+    measured. The inputs of a numbered part are drawn, and its programs compiled, on all cores before any
+    is sampled.
     """
     cases = {(i, name): case for i, case in enumerate(part) for name in suite.names(case, options)}
-    programs, functions, drawn, arguments, refused = {}, {}, {}, {}, {}
-    for key, case in cases.items():
-        try:
-            program = suite.program(case, key[1])
-            inputs = (key[0], program.inputs)
-            if inputs not in drawn:
-                drawn[inputs] = program.draw()
-        except REFUSALS as error:
-            refused[key] = first_line(error)
-            continue
-        programs[key], arguments[key] = program, drawn[inputs]
-        functions[key] = jax.jit(program.function) if program.jit else program.function
-    if "part" in part[0]:
-        functions, without = _compiled(functions, arguments)
+    numbered = "part" in part[0]
+    programs, refused = _each(
+        {key: partial(suite.program, case, key[1]) for key, case in cases.items()}, False
+    )
+    inputs = {key: (key[0], program.inputs) for key, program in programs.items()}
+    drawn, undrawn = _each({inputs[key]: p.draw for key, p in programs.items()}, numbered)
+    refused |= {key: undrawn[of] for key, of in inputs.items() if of in undrawn}
+    arguments = {key: drawn[of] for key, of in inputs.items() if of in drawn}
+    functions: dict[Any, Any] = {
+        key: jax.jit(programs[key].function) if programs[key].jit else programs[key].function
+        for key in arguments
+    }
+    if numbered:
+        functions, without = _each(
+            {key: partial(_compiled, f, arguments[key][0]) for key, f in functions.items()}, True
+        )
         refused |= without
     how = {"repeats": options.repeats, "min_sample_seconds": options.min_sample_ms / 1e3}
     timed, without = measure_together(functions, arguments, **how)

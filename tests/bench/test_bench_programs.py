@@ -21,6 +21,7 @@ from jaxkernels.bench import (
     regress,
     row_map,
     rows,
+    rungs,
     scaling,
     sgemm,
     sgemm_products,
@@ -296,6 +297,17 @@ def test_inputs_of_products_do_not_stay_in_the_cache(draws_numbers):
         assert {len(call) for call in calls} == {count}
         assert len(set(inputs)) == len(inputs)
         assert len(inputs) * sgemm_products.touched_bytes(case) >= 2 * 126 * 2**20
+
+
+def test_drawn_slices_have_odd_rows():
+    cases = rungs.drawn(200, 1, "gpu")
+    assert rungs.drawn(50, 1, "gpu") == cases[:50]
+    sliced = [case for case in cases if sgemm_products.is_sliced(case)]
+    assert 30 < len(sliced) < 70
+    for case in sliced:
+        trans_a, trans_b = sgemm_products.is_transposed(case)
+        assert case["m" if trans_a else "k"] % 2 == case["k" if trans_b else "n"] % 2 == 1
+    assert 90 < sum(sgemm_products.flops(case) >= 2e8 for case in cases) < 150
 
 
 def test_inputs_of_short_products_are_used_again(draws_numbers, monkeypatch):

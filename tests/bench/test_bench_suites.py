@@ -38,6 +38,7 @@ RUNS = {
     "float32": "float32 --models mlp",
     "scaling": f"scaling --devices {min(2, len(jax.devices()))} {SHAPES}",
     "map": "map --cols 33 8200 --bytes 2^16 --dtypes float32",
+    "rungs": "rungs --products 5 --algorithms naive pipelined",
     "regress": "regress --groups scores",
 }
 # They compute something else, or err more.
@@ -140,6 +141,7 @@ CELLS = [
     ("sgemm --drawn 60 --seed 3", 60, 0x508E3053),
     ("float32", 6, 0x73A94F5F),
     ("map --seed 3", 450, 0x71B60AD0),
+    ("rungs --seed 3", 160, 0x650B165B),
     ("regress", 143, 0x72C0E5D3),
 ]
 

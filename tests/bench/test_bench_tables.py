@@ -32,6 +32,12 @@ def of_products(k, ms, rung="", transposes="NN", **refused):
     return timed(product("drawn", 1, 1024, 1024, k, transposes), ms, extra, refused)
 
 
+def of_rungs(n, us, rung, **refused):
+    case = product("few_lines" if n < 17 else "many_lines", 1, 1024, n, 64)
+    times = {name: number / 1e6 for name, number in us.items()}
+    return measured(case, times, {"auto": {"rung": rung}}, refused)
+
+
 # By suite and platform: cases with their milliseconds, and the tables.
 TABLES = [
     # A gradient, which reads two arrays, takes 1.5 times as long as a copy. Times may be unknown.
@@ -82,6 +88,13 @@ TABLES = [
         of_products(7, {"xla": 1}, auto="no 7 MiB"),
     ]),
     ("sgemm", "cpu", [of_products(1024, {"xla": 2, "auto": 1})]),
+    # The worst choice is shown first. A rung that refused is not the best.
+    ("rungs", "gpu", [
+        of_rungs(99, {"xla": 8, "auto": 10, "pipelined": 10}, "pipelined", tensor="no scratch"),
+        of_rungs(100, {"xla": 60, "auto": 50, "pipelined": 40, "tensor": 50}, "tensor"),
+        of_rungs(101, {"xla": 60}, "tensor", auto="no"),
+        of_rungs(16, {"xla": 6, "auto": 4, "thin": 4, "pipelined": 8}, "thin"),
+    ]),
 ]  # fmt: skip
 SHOWN = """
 softmax: softmax grad, float32 (TB/s of model bytes)
@@ -152,6 +165,30 @@ product by us GFLOP/s relF of bound of XLA
 1024^3 XLA 2000.0 1073.74 1.0e-07 0.250 1.000
 auto over XLA of 1 cases: geometric mean 2.000, worst 2.000 (1024^3), 0 below 1
 on a CPU both are XLA's own product
+rungs: products of more rows and columns
+product planned best planned us best us cuBLAS us regret auto of cuBLAS best of cuBLAS
+(1024, 100, 64) tensor pipelined 50.0 40.0 60.0 1.250 1.200 1.500
+(1024, 99, 64) pipelined pipelined 10.0 10.0 8.0 1.000 0.800 0.800
+(1024, 101, 64) tensor - - - 60.0 - - -
+regret of 2 cases: geometric mean 1.118, worst 1.250 ((1024, 100, 64)), 1 above 1.2
+auto over cuBLAS below 30 us of 1 cases: geometric mean 0.800, worst 0.800 ((1024, 99, 64)), 1 \
+below 1
+best over cuBLAS below 30 us of 1 cases: geometric mean 0.800, worst 0.800 ((1024, 99, 64)), 1 \
+below 1
+auto over cuBLAS from 30 us of 1 cases: geometric mean 1.200, worst 1.200 ((1024, 100, 64)), 0 \
+below 1
+best over cuBLAS from 30 us of 1 cases: geometric mean 1.500, worst 1.500 ((1024, 100, 64)), 0 \
+below 1
+rungs: products of at most 16 rows or columns
+product planned best planned us best us cuBLAS us regret auto of cuBLAS best of cuBLAS
+(1024, 16, 64) thin thin 4.0 4.0 6.0 1.000 1.500 1.500
+regret of 1 cases: geometric mean 1.000, worst 1.000 ((1024, 16, 64)), 0 above 1.2
+auto over cuBLAS below 30 us of 1 cases: geometric mean 1.500, worst 1.500 ((1024, 16, 64)), 0 \
+below 1
+best over cuBLAS below 30 us of 1 cases: geometric mean 1.500, worst 1.500 ((1024, 16, 64)), 0 \
+below 1
+tensor: no scratch (product (1024, 99, 64))
+auto: no (product (1024, 101, 64))
 """
 
 
