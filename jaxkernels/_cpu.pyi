@@ -5,7 +5,11 @@ from typing import Any, Final, Literal
 from jaxkernels.typing import Algorithm, Tier
 
 class DeviceLimits:
-    """The properties of a GPU that plans depend on. Sizes are bytes of shared memory."""
+    """The properties of a GPU that plans depend on. Sizes are bytes of shared memory.
+
+    Plans of products estimate times by the peak bandwidth of the memory (10^9 bytes/s) and the maximum clock.
+    The defaults are those of an H200.
+    """
 
     name: Final[str]
     sm_count: Final[int]
@@ -16,6 +20,8 @@ class DeviceLimits:
     registers_per_sm: Final[int]
     compute_capability: Final[int]
     cluster_blocks: Final[int]
+    memory_gb_per_s: Final[int]
+    clock_mhz: Final[int]
     compiled_for: Final[int]
     has_wgmma: Final[bool]
     def __init__(
@@ -30,6 +36,8 @@ class DeviceLimits:
         registers_per_sm: int,
         compute_capability: int,
         cluster_blocks: int = 1,
+        memory_gb_per_s: int = 4917,
+        clock_mhz: int = 1980,
         compiled_for: int | None = None,
         has_wgmma: bool | None = None,
     ) -> None: ...

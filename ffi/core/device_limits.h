@@ -23,6 +23,10 @@ constexpr bool HasWgmma(int compute_capability, int compiled_for) {
   return compute_capability == 90 && compiled_for == 90;
 }
 
+// Peak memory bandwidth (10^9 bytes/s) and maximum clock of an H200, to which models of times were
+// fitted.
+inline constexpr int kFittedMemoryGbPerS = 4917, kFittedClockMhz = 1980;
+
 struct DeviceLimits {
   std::string name;
   int sm_count = 0;
@@ -33,6 +37,8 @@ struct DeviceLimits {
   int registers_per_sm = 0;    // 32-bit registers
   int compute_capability = 0;  // 90 for 9.0; features depend on compiled_for instead
   int cluster_blocks = 1;      // maximum cluster size; 1 without clusters
+  int memory_gb_per_s = kFittedMemoryGbPerS;
+  int clock_mhz = kFittedClockMhz;
   // The compute capability that the loaded code was compiled for. Code for an older GPU also runs
   // on a newer one, without the newer features.
   int compiled_for = compute_capability;
@@ -46,6 +52,12 @@ struct DeviceLimits {
     return std::min({threads_per_sm / threads, by_smem, blocks_per_sm});
   }
 
+  // MemoryRate returns the bytes that the memory moves in a cycle, relative to an H200's.
+  double MemoryRate() const {
+    const double bandwidth = static_cast<double>(memory_gb_per_s) / kFittedMemoryGbPerS;
+    return bandwidth * kFittedClockMhz / clock_mhz;
+  }
+
   static constexpr const char* kName = "DeviceLimits";
   template <typename Self>
   static auto FieldsOf(Self& self) {
@@ -55,8 +67,9 @@ struct DeviceLimits {
         Field("threads_per_sm", self.threads_per_sm), Field("blocks_per_sm", self.blocks_per_sm),
         Field("registers_per_sm", self.registers_per_sm),
         Field("compute_capability", self.compute_capability),
-        Field("cluster_blocks", self.cluster_blocks), Field("compiled_for", self.compiled_for),
-        Field("has_wgmma", self.has_wgmma));
+        Field("cluster_blocks", self.cluster_blocks),
+        Field("memory_gb_per_s", self.memory_gb_per_s), Field("clock_mhz", self.clock_mhz),
+        Field("compiled_for", self.compiled_for), Field("has_wgmma", self.has_wgmma));
   }
 };
 
@@ -86,22 +99,23 @@ inline Arch ArchOf(const DeviceLimits& limits) {
 inline constexpr int kPortableClusterBlocks = 8;
 
 // Limits are from the CUDA C++ programming guide, "Technical Specifications per Compute
-// Capability"; SM counts are from the vendor. The last number is the maximum cluster size: 1 before
-// compute capability 9.0, then 8, or 16 with an opt-in on GPUs whose GPCs have that many SMs. The
-// H20 has not been queried, so it has the portable size.
+// Capability"; SM counts, bandwidths and clocks are from the vendor. The number after the compute
+// capability is the maximum cluster size: 1 before compute capability 9.0, then 8, or 16 with an
+// opt-in on GPUs whose GPCs have that many SMs. The H20 has not been queried, so it has the
+// portable size. The A100 has 80 GB; A100, H100 and H200 are SXM modules.
 inline const DeviceLimits kNamedDevices[] = {
-    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
-    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
-    {"a10", 72, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
-    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
-    {"l40s", 142, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
-    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
-    {"h20", 78, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 8},
-    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
-    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
-    {"gh200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
-    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100, 16},
-    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120, 8},
+    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1, 2039, 1410},
+    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1, 936, 1695},
+    {"a10", 72, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1, 600, 1695},
+    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1, 300, 2040},
+    {"l40s", 142, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1, 864, 2520},
+    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1, 1008, 2520},
+    {"h20", 78, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 8, 4022, 1980},
+    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16, 3352, 1980},
+    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16, 4917, 1980},
+    {"gh200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16, 4022, 1980},
+    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100, 16, 8000, 1965},
+    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120, 8, 1792, 2407},
 };
 
 }  // namespace jaxkernels

@@ -54,6 +54,19 @@ cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* mos
   return cudaSuccess;
 }
 
+// Queries the peak bandwidth of the memory, which moves data twice a cycle, and the maximum clock.
+// A virtual GPU may not report them, and then keeps the defaults.
+void QueryRates(int ordinal, DeviceLimits* limits) {
+  int clock_khz = 0, memory_khz = 0, bus_bits = 0;
+  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, ordinal);
+  cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, ordinal);
+  cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, ordinal);
+  const double gb_per_s = 2e-6 * memory_khz * (bus_bits / 8);
+  if (clock_khz < 1000 || gb_per_s < 1) return;
+  limits->clock_mhz = clock_khz / 1000;
+  limits->memory_gb_per_s = static_cast<int>(gb_per_s + 0.5);
+}
+
 // Queries about code and clusters concern the current device. They run in a new thread, whose
 // current device can be set freely: restoring the caller's device would initialise that device too.
 cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
@@ -88,6 +101,7 @@ cudaError_t Query(int ordinal, DeviceLimits* limits) {
              device.maxBlocksPerMultiProcessor,
              device.regsPerMultiprocessor,
              10 * device.major + device.minor};
+  QueryRates(ordinal, limits);
   return QueryCode(ordinal, limits);
 }
 

@@ -92,18 +92,23 @@ void BindRowPlan(nb::module_& module) {
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
              int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
-             int compute_capability, int cluster_blocks, std::optional<int> compiled_for,
-             std::optional<bool> has_wgmma) {
+             int compute_capability, int cluster_blocks, int memory_gb_per_s, int clock_mhz,
+             std::optional<int> compiled_for, std::optional<bool> has_wgmma) {
             if (sm_count < 1) throw nb::value_error("sm_count must be at least 1");
+            if (memory_gb_per_s < 1 || clock_mhz < 1) {
+              throw nb::value_error("memory_gb_per_s and clock_mhz must be at least 1");
+            }
             const int code = compiled_for.value_or(compute_capability);
-            new (self) DeviceLimits{
-                name,          sm_count,         smem_per_block,     smem_per_sm,    threads_per_sm,
-                blocks_per_sm, registers_per_sm, compute_capability, cluster_blocks, code};
+            new (self)
+                DeviceLimits{name,           sm_count,        smem_per_block,   smem_per_sm,
+                             threads_per_sm, blocks_per_sm,   registers_per_sm, compute_capability,
+                             cluster_blocks, memory_gb_per_s, clock_mhz,        code};
             if (has_wgmma) self->has_wgmma = *has_wgmma;
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
           nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
           nb::arg("registers_per_sm"), nb::arg("compute_capability"), nb::arg("cluster_blocks") = 1,
+          nb::arg("memory_gb_per_s") = kFittedMemoryGbPerS, nb::arg("clock_mhz") = kFittedClockMhz,
           nb::arg("compiled_for") = nb::none(), nb::arg("has_wgmma") = nb::none());
 
   BindValue<RowPlan>(module, "How a row operation is launched on a GPU.")

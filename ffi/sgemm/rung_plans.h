@@ -2,10 +2,12 @@
 // tensor/plan.cc. plan.cc defines RungOf, which chooses the rung by them. WithPadding (plan.h) is
 // also defined in pipelined/plan.cc.
 //
-// Owns: this interface. Estimates of time are in cycles of an SM and only rank choices. Choices
-// depend on m, n, k, the transposes and the device, with for_batch also on the batch; for `thin`
-// with a K-major long side also on whether rows start at 16-byte boundaries. `split_k` is its value
-// when the program was lowered, or 0. Must not know: CUDA.
+// Owns: this interface. Estimates of time are in cycles of an SM and only rank choices. Rates were
+// fitted to an H200; those of its memory are scaled to other GPUs (DeviceLimits::MemoryRate), those
+// of the L2 and launches, in cycles, are not. Choices depend on m, n, k, the transposes and the
+// device, with for_batch also on the batch; for `thin` with a K-major long side also on whether
+// rows start at 16-byte boundaries. `split_k` is its value when the program was lowered, or 0. Must
+// not know: CUDA.
 #ifndef JAXKERNELS_SGEMM_RUNG_PLANS_H_
 #define JAXKERNELS_SGEMM_RUNG_PLANS_H_
 

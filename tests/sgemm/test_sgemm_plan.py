@@ -173,6 +173,22 @@ def test_tma_needs_code_that_was_compiled_for_it():
         assert [plan.pad_a for plan in plans] == [pad, 0]
 
 
+def test_plans_know_the_bandwidth_of_the_memory():
+    """Splitting operands moves more bytes than FFMA does, and pays where the memory is fast."""
+    a, b = (36, 365, 13932), (36, 83, 365)
+    for device, rates, rung in (
+        ("h200", {}, "tensor"),
+        ("h100", {}, "pipelined"),
+        ("h200", {"memory_gb_per_s": 3352}, "pipelined"),
+        ("h200", {"memory_gb_per_s": 3352, "clock_mhz": 1350}, "tensor"),
+    ):
+        gpu = limits(device, **rates)
+        plan = registry.cpu_module.plan_sgemm(a, b, True, True, gpu)
+        assert plan.algorithm == rung, rates
+    with pytest.raises(ValueError, match="clock_mhz must be at least 1"):
+        limits(clock_mhz=0)
+
+
 def test_plan_of_this_gpu(gpu):
     """A live device knows its code, and gives the plan of its name."""
     live = devices.limits_of(gpu)
@@ -183,6 +199,8 @@ def test_plan_of_this_gpu(gpu):
         if name in kind:
             assert live.compiled_for == limits(name).compute_capability
             assert live.has_wgmma == limits(name).has_wgmma
+            for rate in ("memory_gb_per_s", "clock_mhz"):  # PCIe cards have lower ones
+                assert 0.5 < getattr(live, rate) / getattr(limits(name), rate) < 1.1
             for rung in (None, "tensor"):
                 of_gpu = jk.plan_sgemm(2048, 2048, 2048, algorithm=rung, device=gpu)
                 assert of_gpu == jk.plan_sgemm(2048, 2048, 2048, algorithm=rung, device=name)

@@ -217,7 +217,7 @@ double CyclesOfPipelinedIfThin(const SgemmProblem& problem, const DeviceLimits& 
   const double storing = stores_parts ? 4 * results * batch_count / kBytesPerCycleWithin : 0;
   return kThinLaunchCycles +
          CyclesOf(summed, limits, choice, batch_count) * (of_floats ? kThinOfFloats : 1) +
-         4 * elements * batch_count / kMemoryBytesPerCycle + storing;
+         4 * elements * batch_count / (kMemoryBytesPerCycle * limits.MemoryRate()) + storing;
 }
 
 void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
@@ -249,7 +249,8 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   const auto add_copy = [&](int pad, int64_t elements, int64_t batch_count) {
     if (pad == 0) return;
     const double copied = 4.0 * elements * (alone ? 1 : batch_count);
-    cost += PaddingCost::kLaunchCycles + 2 * copied / PaddingCost::kBytesPerCycle;
+    cost += PaddingCost::kLaunchCycles +
+            2 * copied / (PaddingCost::kBytesPerCycle * limits.MemoryRate());
     bytes += copied;
   };
   add_copy(padded.pad_a, problem.m * problem.k, problem.batch.MatricesOf(&BatchDim::stride_a));

@@ -178,8 +178,9 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
   const double bytes_of_k =
       problem.m * bytes_of(!problem.trans_a) + problem.n * bytes_of(problem.trans_b);
   const double step = StepCycles(problem, limits, split_k);
-  const double before = TensorCost::kLaunchCycles +
-                        bytes_of_k * problem.k * batch_count / TensorCost::kSplitBytesPerCycle;
+  const double before =
+      TensorCost::kLaunchCycles + bytes_of_k * problem.k * batch_count /
+                                      (TensorCost::kSplitBytesPerCycle * limits.MemoryRate());
   if (split_k == 1) {
     const auto idle_launches = static_cast<double>(LaunchesOfRepairs(problem, limits) - 1);
     return before + idle_launches * TensorCost::kIdleLaunchCycles +

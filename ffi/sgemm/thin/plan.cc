@@ -119,7 +119,8 @@ double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, i
   return ThinCost::kSmallKLaunchCycles +
          ThinCost::kWaveCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
          static_cast<double>(blocks_of_sm) * of_block +
-         BytesOf(problem) * static_cast<double>(batch_count) / ThinCost::kSmallKBytesPerCycle +
+         BytesOf(problem) * static_cast<double>(batch_count) /
+             (ThinCost::kSmallKBytesPerCycle * limits.MemoryRate()) +
          narrow / ThinCost::kNarrowBytesPerCycle;
 }
 
@@ -296,7 +297,7 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
     const double parts = 2.0 * plan.split_k * problem.m * problem.n * batch_count;
     cycles += ThinCost::kReduceCycles + 4 * parts / ThinCost::kBytesPerCycle;
   }
-  return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
+  return cycles + bytes / std::min(most * limits.MemoryRate(), busy * ThinCost::kBytesPerCycleOfSm);
 }
 
 void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
