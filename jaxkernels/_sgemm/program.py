@@ -425,16 +425,19 @@ def float32_matmuls(f: Callable[P, R], /) -> Callable[P, R]:
     """
     _check_callable(f)
 
-    inner = _of_marked(f)
+    # Its jaxpr is one equation, so that `_run` does not bind the equations of f again.
+    inner = _jitted(f, _of_marked(f))
 
-    @functools.partial(_jitted, f)
     @functools.partial(_named_as, f)
     def of_marked(*args: Any, **kwargs: Any) -> Any:
         return _run(inner, *args, **kwargs)
 
+    compiled = _jitted(f, of_marked)
+
     @functools.wraps(f)
     def transformed(*args: P.args, **kwargs: P.kwargs) -> R:
         marked_args, marked_kwargs = _mark_arguments(f, args, kwargs)
-        return _unmark(of_marked(*marked_args, **marked_kwargs))
+        run = compiled if compat.runs_at_once() else of_marked
+        return _unmark(run(*marked_args, **marked_kwargs))
 
     return transformed
