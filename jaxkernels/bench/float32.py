@@ -1,19 +1,22 @@
 """The suite ``float32``: whole models in float32, forward and as a training step.
 
-One run compares the same Flax model with four implementations: ``ours`` (our products, attention and
-loss), ``pipelined`` (ours, with all products on the FFMA units), ``highest`` (XLA's, at the highest
-precision of products) and ``default`` (XLA's, at JAX's default precision, which on an NVIDIA GPU is TF32).
+One run compares the same Flax model with five implementations: ``ours`` (our products, attention and
+loss), ``pipelined`` (ours, with all products on the FFMA units), ``matmuls`` (XLA's, by `float32_matmuls`),
+``highest`` (XLA's, at the highest precision of products) and ``default`` (XLA's, at JAX's default precision,
+which on an NVIDIA GPU is TF32).
 
 The models are ``attention``, an attention layer; ``mlp``, two linear layers with a GELU between them; and
 ``char_lm``, a decoder-only transformer of characters. ``fwd`` is the result, and ``step`` the loss and
 the gradients of all parameters. ``temp GB`` is the memory of the compiled program beyond arguments and
 results. ``relF`` is the norm of the difference of the result (or the gradients) from that of ``highest``,
-relative to its norm.
+relative to its norm. ``trace ms`` is the processor time of tracing the program: that of ``matmuls`` over
+that of ``default`` is the cost of `float32_matmuls`.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from itertools import product
@@ -28,7 +31,8 @@ from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 DIRECTIONS = ("fwd", "step")
 OURS = ("ours", "pipelined")
-NAMES = (*OURS, "highest", "default")
+NAMES = (*OURS, "matmuls", "highest", "default")
+_TRACES = 3  # the least time counts
 GPU_SIZES: Mapping[str, Mapping[str, int]] = {
     "attention": {"batch": 4, "length": 2048, "heads": 16, "depth": 64},
     "mlp": {"rows": 8192, "features": 1024, "hidden": 4096},
@@ -61,6 +65,8 @@ def _jitted(key: str, name: str) -> Function:
     whole = models.layer_of(case, parts).apply
     if case["direction"] == "step":
         whole = jax.value_and_grad(models.loss_of(case, parts))
+    if name == "matmuls":
+        whole = jk.float32_matmuls(whole)
 
     @jax.jit
     def call(*arguments: jax.Array) -> object:
@@ -94,9 +100,23 @@ def _error(case: Case, function: Function, arguments: Arguments) -> float:
     return relative_error(arrays(function), arrays(_jitted(key_of(case), "highest")))
 
 
+def _trace_ms(case: Case, name: str, timed: Function, arguments: Arguments) -> float:
+    """The least processor time, in milliseconds, of some traces, each of a new function."""
+    found = []
+    for _ in range(_TRACES):
+        function = _jitted.__wrapped__(key_of(case), name)
+        start = time.thread_time()
+        function.trace(*arguments)
+        found.append(time.thread_time() - start)
+    return 1e3 * min(found)
+
+
 def program(case: Case, name: str) -> Program:
     """A contender's program."""
-    look: dict[str, Function] = {"temp_bytes": temp_bytes}
+    look: dict[str, Function] = {
+        "temp_bytes": temp_bytes,
+        "trace_ms": partial(_trace_ms, case, name),
+    }
     if name != "highest":
         look["relF"] = partial(_error, case)
     function = _jitted(key_of(case), name)
@@ -104,12 +124,15 @@ def program(case: Case, name: str) -> Program:
 
 
 def _views(run: Run) -> list[t.View]:
+    # Runs of earlier versions have no times of traces.
+    is_traced = any(r.extra.get("trace_ms") for r in run.records)
     columns = [
         *t.fields("model", "direction"),
         t.Column("by", lambda m: m.contender),
         t.time("ms"),
         t.times_faster("x highest", "highest", ""),
         t.memory("temp GB", 1e9, 3),
+        *([t.extra("trace ms", "trace_ms", pattern="{:.1f}")] if is_traced else []),
         t.extra("relF", "relF", pattern="{:.1e}"),
     ]
     sizes = {
