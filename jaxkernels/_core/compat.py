@@ -112,6 +112,15 @@ def broadcast_like(x: jax.Array, y: jax.Array) -> jax.Array:
     return jax.numpy.broadcast_to(x, y.shape, out_sharding=sharding)
 
 
+def split_by_xla(
+    function: Callable[..., jax.Array], spec: PartitionSpec, *arrays: jax.Array
+) -> jax.Array:
+    """`function(*arrays)`, which XLA also splits over explicit mesh axes; the result has `spec` there."""
+    if not is_explicitly_sharded(*arrays):
+        return function(*arrays)
+    return jax.sharding.auto_axes(function, out_sharding=sharding_like(spec, *arrays))(*arrays)
+
+
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
     """`x` with its vmapped dimension first; an unmapped `x` is broadcast with the same sharding."""
     return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)

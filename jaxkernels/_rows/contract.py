@@ -28,7 +28,8 @@ class Operand(NamedTuple):
         name: its name.
         role: "elements", "broadcast" (a bias), "mask", "label", "row" (per-row numbers), "scales" (the
             temperature, or temperature and soft cap, of each row) or "column" (one number per column).
-        count: the size of the last dimension, for a label or per-row numbers.
+        count: the size of the last dimension, for a label or per-row numbers. Rows with K labels have
+            K - 1 more of each.
     """
 
     name: str
@@ -133,6 +134,8 @@ class RowKernel:
         from_statistics: for per-row results, a function of the statistics of whole rows,
             (..., {maximum, sums}).
         in_parts: f(operands, axes, **attributes) for column-sharded rows; None uses `calls.in_parts`.
+        of_labels: f(call, *operands), the result for rows with several labels, or none, from
+            `call(*operands)` for one label.
     """
 
     primitive: Primitive
@@ -141,6 +144,7 @@ class RowKernel:
     biased: RowOperation | None = None
     from_statistics: Callable[[jax.Array], jax.Array] | None = None
     in_parts: Callable[..., Any] | None = None
+    of_labels: Callable[..., Any] | None = None
 
     def operation_of(self, *, has_bias: bool = False, **others: Any) -> RowOperation:
         """The contract of a call with these parameters."""
@@ -167,6 +171,12 @@ class RowKernel:
         """
         equal = sharding.equalize(operands, [x.is_of_row for x in self.operands_of(**params)])
         return self.primitive.bind(*equal, **params)
+
+    def for_labels(self, call: Callable[..., Any], *operands: jax.Array) -> Any:
+        """`call(*operands)`, a call of the kernel, which takes one label, for any number of labels."""
+        if self.of_labels is None or operands[1].shape[-1] == 1:
+            return call(*operands)
+        return self.of_labels(call, *operands)
 
     def plain(
         self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any

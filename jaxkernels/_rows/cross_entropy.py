@@ -283,12 +283,17 @@ def token_log_probs(
         ... )
         >>> print(log_probs, entropy)
         [-0.6931472  0.       ] [0.6931472 0.       ]
+        >>> print(jk.token_log_probs(jnp.zeros((1, 4)), jnp.array([[2, 0, -1]])))  # three of a row
+        [[-1.3862944 -1.3862944  0.       ]]
 
     Args:
         logits: array of shape (..., V, ...), as for `cross_entropy`.
         ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
             `axis` or with sizes of 1, or one number. A negative id leaves its row out: its log-probability,
-            its entropy and their gradients are 0, whatever the logits are.
+            its entropy and their gradients are 0, whatever the logits are. Or K tokens of each row: with
+            as many dimensions as logits, of the size K along `axis`, as in `jnp.take_along_axis`. Other
+            dimensions have the sizes of logits, or 1. A negative id has the log-probability 0 without a
+            gradient, and a row with no other id is left out. Equal ids add their gradients.
         axis: the axis of the tokens.
         where: mask of bool, as for `cross_entropy`. Tokens where it is False are excluded, and
             have the log-probability -inf.
@@ -299,34 +304,43 @@ def token_log_probs(
         implementation: as for `cross_entropy`.
 
     Returns:
-        The log-probabilities, of the shape of logits without `axis`; float32, or float64 of float64.
-        With `return_entropy` a pair of such arrays: the log-probabilities and the entropies.
+        The log-probabilities, of the shape of logits without `axis`, or with the size K there; float32,
+        or float64 of float64. With `return_entropy` a pair: the log-probabilities and the entropies, which
+        have the shape of logits without `axis`.
 
     Raises:
         TypeError: as `cross_entropy`.
         ValueError: as `cross_entropy`.
 
     Notes:
-        The notes of `cross_entropy` with the reduction "none" apply.
+        The notes of `cross_entropy` with the reduction "none" apply. K ids of each row read the logits as
+        often as one does, sort the ids, and overwrite K elements of the gradient.
         To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     name = "token_log_probs"
     validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis, return_entropy=return_entropy)
     given = loss_arguments.as_labels(name, "ids", ids)
-    loss_arguments.check_are_labels(name, "ids", given, logits, axis, takes_classes_only=True)
-    if not jnp.issubdtype(given.dtype, jnp.integer):
+    is_integer = jnp.issubdtype(given.dtype, jnp.integer)
+    has_several = is_integer and given.ndim == jnp.ndim(logits)
+    if not has_several:
+        loss_arguments.check_are_labels(name, "ids", given, logits, axis, takes_classes_only=True)
+    if not is_integer:
         raise TypeError(
             f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"
         )
     x, scales = loss_arguments.rows_of_logits(
         name, logits, axis, where, logit_soft_cap, temperature
     )
-    label = loss_arguments.ids(name, "ids", ids, given, x)
+    label = loss_arguments.ids(name, "ids", ids, given, x, axis)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
-    x, scales = calls.prepared(x, scales, label < 0)
+    is_left_out = jnp.all(label < 0, axis=-1, keepdims=True)
+    x, scales = calls.prepared(x, scales, is_left_out)
     measures, _ = calls.measures(x, label, scales)
-    # Excluded rows become 0, even if they hold NaN.
-    shown = jnp.where(label >= 0, measures, 0)
-    log_probs = 0 - shown[..., 0]  # 0 - 0 is 0; negation would give -0
-    return (log_probs, shown[..., 2]) if return_entropy else log_probs
+    # Excluded ids and rows become 0, even if they hold NaN. 0 - 0 is 0; negation would give -0.
+    count = label.shape[-1]
+    log_probs = 0 - jnp.where(label >= 0, measures[..., :count], 0)
+    log_probs = jnp.moveaxis(log_probs, -1, axis) if has_several else jnp.squeeze(log_probs, -1)
+    if not return_entropy:
+        return log_probs
+    return log_probs, jnp.where(is_left_out[..., 0], 0, measures[..., count + 1])

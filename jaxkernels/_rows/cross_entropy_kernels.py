@@ -48,14 +48,11 @@ def _fwd_in_parts(
     largest = lax.pmax(own_largest, axes)
     relative = _relative_to(largest, own_largest, own_sums)
 
-    own_label = _label_on_device(label, cols, axes)
-    has_label = (own_label >= 0) & (own_label < cols)
-    labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1)
+    labelled = reference.at_labels(x, _label_on_device(label, cols, axes))
     labelled = reference.scaled(labelled, *scales) if scales else labelled.astype(own.dtype)
-    labelled = jnp.where(has_label, labelled, 0)
     wanted = len(relative) if all_sums else 2  # `rest` and `count`
     sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
-    *sums, labelled = jnp.split(lax.psum(sent, axes), wanted + 1, axis=-1)
+    *sums, labelled = jnp.split(lax.psum(sent, axes), [*range(1, wanted + 1)], axis=-1)
     sums += [jnp.zeros_like(largest)] * (len(relative) - wanted)
     is_beyond = label >= cols * lax.axis_size(axes)
     largest = jnp.where(largest == -jnp.inf, 0, largest)
@@ -96,7 +93,8 @@ def _grad_in_parts(
     x, label, *others = operands
     own_label = _label_on_device(label, x.shape[-1], axes)
     aliases = {0: 0} if in_place else None
-    return calls.rows(cross_entropy_grad.operation, x, own_label, *others, aliases=aliases)
+    call = functools.partial(calls.rows, cross_entropy_grad.operation, aliases=aliases)
+    return cross_entropy_grad.for_labels(call, x, own_label, *others)
 
 
 def _fwd_grad_in_parts(
@@ -108,11 +106,15 @@ def _fwd_grad_in_parts(
     return [_grad_in_parts([*given, kept, cotangent], axes, **options), kept]
 
 
-cross_entropy_fwd = primitive.of_operation(in_parts=_fwd_in_parts)(reference.cross_entropy_fwd)
+cross_entropy_fwd = primitive.of_operation(
+    in_parts=_fwd_in_parts, of_labels=reference.fwd_of_labels
+)(reference.cross_entropy_fwd)
 cross_entropy_fwd_grad = primitive.of_operation(in_parts=_fwd_grad_in_parts)(
     reference.cross_entropy_fwd_grad
 )
-cross_entropy_grad = primitive.of_operation(in_parts=_grad_in_parts)(reference.cross_entropy_grad)
+cross_entropy_grad = primitive.of_operation(
+    in_parts=_grad_in_parts, of_labels=reference.grad_of_labels
+)(reference.cross_entropy_grad)
 # The JVP has no kernel of ours, because training steps rarely use forward mode.
 cross_entropy_jvp = primitive.of_operation(
     RowOperation(
@@ -185,7 +187,7 @@ class Calls:
     def measures(
         self, x: jax.Array, label: jax.Array, scales: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """The `Measures` of each row and its maximum, in the compute dtype.
+        """The `Measures` of each row and its maximum, in the compute dtype; label may have several.
 
         Reverse mode reads x twice and writes its gradient. Without a label the first measure is
         meaningless; with a label of `cols` or more it is NaN. The maximum, of the transformed logits, has

@@ -15,10 +15,19 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._rows.reference import largest_of, quotient, row_sum, scaled, widen
+from jaxkernels._core import compat
+from jaxkernels._rows import last_axis
+from jaxkernels._rows.reference import (
+    largest_of,
+    quotient,
+    row_sum,
+    scaled,
+    slope_of_scaled,
+    widen,
+)
 from jaxkernels.typing import Reduction
 
-_Numbers = TypeVar("_Numbers")
+_Numbers = TypeVar("_Numbers", bound=NamedTuple)
 
 
 class Residuals(NamedTuple):
@@ -33,7 +42,7 @@ class Residuals(NamedTuple):
         spread: the sum of t * (x - max).
         total: the sum of (x - max) * TOTAL_SCALE over the elements that are not -inf.
         seen: the number of elements that are not -inf.
-        labelled: the element at the label; 0 without a label, NaN for a label beyond the row.
+        labelled: the element at each label; 0 without a label, NaN for a label beyond the row.
     """
 
     largest: jax.Array
@@ -49,7 +58,7 @@ class Measures(NamedTuple):
     """The terms of a loss, each of shape (..., 1), or their cotangents.
 
     Attributes:
-        nll: lse - x_label.
+        nll: lse - x_label of each label.
         log_sum: lse - max.
         entropy: the entropy of the softmax.
         distance: mean (lse - x) over the elements that are not -inf.
@@ -75,9 +84,11 @@ def joined(numbers: Sequence[jax.Array]) -> jax.Array:
     return jnp.concatenate(numbers, axis=-1)
 
 
-def _split(kind: Callable[..., _Numbers], numbers: jax.Array) -> _Numbers:
+def _split(kind: type[_Numbers], numbers: jax.Array) -> _Numbers:
     """The numbers of each row by name; the inverse of `joined`."""
-    return kind(*jnp.split(numbers, numbers.shape[-1], axis=-1))
+    fields = len(kind._fields)
+    more = numbers.shape[-1] - fields if kind is Measures else 0  # labels' numbers beside the first
+    return kind(*jnp.split(numbers, [*range(1 + more, fields + more)], axis=-1))
 
 
 # TOTAL_SCALE mirrors kTotalScale of ffi/rows/operations.h. It keeps the sum of a row of the largest
@@ -122,6 +133,94 @@ def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
     return row_sum(jnp.where(where, x, 0))
 
 
+def at_labels(x: jax.Array, label: jax.Array) -> jax.Array:
+    """The elements of each row at its labels; 0 for a label outside of the row."""
+    if x.shape[-1] == 0:
+        return jnp.zeros(label.shape, x.dtype)
+    take = functools.partial(jnp.take_along_axis, axis=-1, mode="clip")
+    found = compat.split_by_xla(take, last_axis.unsharded_spec(x, 1), x, label)
+    return jnp.where((label >= 0) & (label < x.shape[-1]), found, 0)
+
+
+def _sum_at_labels(x: jax.Array, label: jax.Array) -> jax.Array:
+    """As `at_labels`; for one label by a sum, which XLA fuses with other sums of x."""
+    is_one = label.shape[-1] == 1
+    return _row_sum_where(_at_label(x, label), x) if is_one else at_labels(x, label)
+
+
+def _without_label(label: jax.Array) -> jax.Array:
+    return jnp.full((*label.shape[:-1], 1), -1, label.dtype)
+
+
+def fwd_of_labels(
+    call: Callable[..., Any], x: jax.Array, label: jax.Array, *scales: jax.Array
+) -> jax.Array:
+    """The residuals of rows with several labels, from a call for rows without a label."""
+    kept = call(x, _without_label(label), *scales)
+    found = at_labels(x, label)
+    found = scaled(found, *scales) if scales else widen(found)
+    return joined([kept[..., :-1], jnp.where(label >= x.shape[-1], jnp.nan, found)])
+
+
+def grad_of_labels(
+    call: Callable[..., Any], x: jax.Array, label: jax.Array, *others: jax.Array
+) -> jax.Array:
+    """The gradient of rows with several labels: that of a call without, then overwritten at labels.
+
+    The last of equal labels writes the sum of their gradients. x is not read here, because the call may
+    overwrite it.
+    """
+    *scales, kept, cotangent = others
+    row, of = _split(Residuals, kept), _split(Measures, cotangent)
+    of_nll = jnp.where(jnp.isnan(row.labelled) & (of.nll != 0), jnp.nan, of.nll)
+    no = jnp.zeros_like(of.log_sum)
+    of_lse = of.log_sum + row_sum(of_nll)
+    without = joined(Measures(no, of_lse, of.entropy, of.distance))
+    dx = call(x, _without_label(label), *scales, joined([*row[:-1], no]), without)
+
+    order = jnp.argsort(label, axis=-1)
+    label, of_nll, z = (at_labels(array, order) for array in (label, of_nll, row.labelled))
+    kept = joined([*row[:-1], z])
+    own, of_others, is_last = _sums_of_equal(label, of_nll)
+    p, dz = _grad_without_labels(z, kept, cotangent)
+    dz = dz + own * jnp.expm1(-_split(Measures, measures_of(kept)).nll) + of_others * p
+    dz = jnp.where(jnp.any(cotangent != 0, -1, keepdims=True), dz, 0)
+    dz = dz * slope_of_scaled(z, *scales) if scales else dz
+    return _with_elements(dx, jnp.where(is_last, label, -1), dz.astype(dx.dtype))
+
+
+def _sums_of_equal(label: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """At the last of equal labels, which are sorted: the sum of their values, and of all others.
+
+    The third result is the mask of the last ones. No sum is a difference, which would cancel.
+    """
+    edge, no = jnp.ones_like(label[..., :1], bool), jnp.zeros_like(values[..., :1])
+    is_new = label[..., 1:] != label[..., :-1]
+    before = joined([no, jnp.cumsum(values[..., :-1], -1)])
+    after = joined([jax.lax.cumsum(values[..., 1:], values.ndim - 1, reverse=True), no])
+
+    def join(a: Any, b: Any) -> Any:
+        (a_starts, a_sum, a_before), (b_starts, b_sum, b_before) = a, b
+        together = jnp.where(b_starts, b_sum, a_sum + b_sum)
+        return a_starts | b_starts, together, jnp.where(b_starts, b_before, a_before)
+
+    of_all = (joined([edge, is_new]), values, before)
+    _, own, before = jax.lax.associative_scan(join, of_all, axis=-1)
+    return own, before + after, joined([is_new, edge])
+
+
+def _with_elements(x: jax.Array, columns: jax.Array, values: jax.Array) -> jax.Array:
+    """`x` with `values` in `columns` of each row; columns outside of the row are dropped."""
+
+    def put(x: jax.Array, columns: jax.Array, values: jax.Array) -> jax.Array:
+        return x.at[columns].set(values, mode="drop")
+
+    for _ in range(x.ndim - 1):
+        put = jax.vmap(put)
+    columns = jnp.where(columns < 0, x.shape[-1], columns)
+    return compat.split_by_xla(put, compat.explicit_spec(x), x, columns, values)
+
+
 def cross_entropy_fwd(
     x: jax.Array, label: jax.Array, *scales: jax.Array, all_sums: bool, has_scales: bool = False
 ) -> jax.Array:
@@ -140,7 +239,7 @@ def cross_entropy_fwd(
         more = [row_sum(terms * bounded), total, row_sum(is_seen.astype(terms.dtype))]
     else:
         more = [jnp.zeros_like(largest)] * 3
-    labelled = _row_sum_where(_at_label(x, label), widen(x))
+    labelled = _sum_at_labels(widen(x), label)
     rest, count = row_sum(terms - is_largest), row_sum(is_largest)
     labelled = jnp.where(label >= x.shape[-1], jnp.nan, labelled)
     return joined(Residuals(largest, rest, count, *more, labelled=labelled))
@@ -155,7 +254,7 @@ def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
     above_label = row.largest - jnp.where(is_hidden, 0, row.labelled)
     nll = jnp.where(is_hidden, jnp.inf, log_sum + above_label)
     if not all_sums:
-        zero = jnp.zeros_like(nll)
+        zero = jnp.zeros_like(log_sum)
         return joined(Measures(nll, log_sum, zero, zero))
     entropy = log_sum - quotient(row.spread, row.rest + row.count)
     mean = jnp.maximum(quotient(row.total, row.seen), jnp.finfo(kept.dtype).min * TOTAL_SCALE)
@@ -254,15 +353,25 @@ def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.A
     return jnp.where(is_counted, joined(of_row), 0)
 
 
-def _softmax_terms(
-    x: jax.Array, log_sum: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(p, log p, mask of elements that are not -inf, their number); log p is finite even if p is 0."""
-    _, difference, terms = _logit_terms(x)
+def _softmax_terms(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(p, log p, mask of elements that are not -inf) of elements x of rows; log p is finite even if p is 0."""
+    log_sum = _split(Measures, measures_of(kept)).log_sum
     is_seen = x != -jnp.inf
-    log_p = jnp.where(is_seen, jnp.maximum(difference, _LEAST_EXPONENT), 0) - log_sum
-    p = terms / jnp.exp(log_sum)
-    return p, log_p, is_seen, row_sum(is_seen.astype(p.dtype))
+    difference = jnp.where(is_seen, widen(x) - kept[..., :1], 0)
+    p = jnp.where(is_seen, jnp.exp(difference), 0) / jnp.exp(log_sum)
+    return p, jnp.maximum(difference, _LEAST_EXPONENT) - log_sum, is_seen
+
+
+def _grad_without_labels(
+    x: jax.Array, kept: jax.Array, cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The softmax of elements x of rows, and the gradient of all measures but the first."""
+    _, of_lse, of_entropy, of_distance = _split(Measures, cotangent)
+    seen = _split(Residuals, kept).seen
+    p, log_p, is_seen = _softmax_terms(x, kept)
+    of_lse = of_lse + jnp.where(seen == 0, 0, of_distance)
+    dx = p * (of_lse - of_entropy * (log_p + _split(Measures, measures_of(kept)).entropy))
+    return p, dx - jnp.where(is_seen, quotient(of_distance, seen), 0)
 
 
 def cross_entropy_grad(
@@ -277,6 +386,9 @@ def cross_entropy_grad(
     *scales, _, cotangent = others
     has_part = jnp.any(cotangent != 0, -1, keepdims=True)
     x = jnp.where(has_part, x, jax.lax.stop_gradient(x))
+    if label.shape[-1] != 1:
+        kept = cross_entropy_fwd(x, label, *scales, all_sums=True)
+        return grad_of_labels(cross_entropy_grad, x, label, *scales, kept, cotangent)
     if scales:
         z, pull_back = jax.vjp(lambda x: scaled(x, *scales), x)
         return pull_back(_grad_of_logits(z, label, cotangent, has_part))[0]
@@ -286,13 +398,10 @@ def cross_entropy_grad(
 def _grad_of_logits(
     x: jax.Array, label: jax.Array, cotangent: jax.Array, has_part: jax.Array
 ) -> jax.Array:
-    of_loss, of_lse, of_entropy, of_distance = _split(Measures, cotangent)
-    measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
-    loss, log_sum, entropy, _ = _split(Measures, measures)
-    p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
-    of_lse = of_lse + jnp.where(seen == 0, 0, of_distance)
-    dx = p * (of_lse - of_entropy * (log_p + entropy))
-    dx = dx - jnp.where(is_seen, quotient(of_distance, seen), 0)
+    of_loss = _split(Measures, cotangent).nll
+    kept = cross_entropy_fwd(x, label, all_sums=True)
+    loss = _split(Measures, measures_of(kept)).nll
+    p, dx = _grad_without_labels(x, kept, cotangent)
     # expm1 gives p - 1 at the label without the rounding of a p near 1.
     dx = dx + of_loss * jnp.where(_at_label(x, label), jnp.expm1(-loss), p)
     dx = jnp.where((label >= x.shape[-1]) & (of_loss != 0), jnp.nan, dx)
@@ -310,13 +419,12 @@ def cross_entropy_jvp(
     *scales, _, dx = others
     if scales:
         x, dx = jax.jvp(lambda x: scaled(x, *scales), (x,), (dx,))
-    measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
-    _, log_sum, entropy, _ = _split(Measures, measures)
-    p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
+    kept = cross_entropy_fwd(x, label, all_sums=True)
+    entropy, seen = _split(Measures, measures_of(kept)).entropy, _split(Residuals, kept).seen
+    p, log_p, is_seen = _softmax_terms(x, kept)
     wide = widen(dx)
     of_lse = row_sum(p * wide)
-    at_label = _row_sum_where(_at_label(x, label), wide)
     of_entropy = -row_sum(p * (log_p + entropy) * wide)
     mean = quotient(_row_sum_where(is_seen, wide), seen)
     of_distance = jnp.where(seen == 0, 0, of_lse - mean)
-    return joined(Measures(of_lse - at_label, of_lse, of_entropy, of_distance))
+    return joined(Measures(of_lse - _sum_at_labels(wide, label), of_lse, of_entropy, of_distance))

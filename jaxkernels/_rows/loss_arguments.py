@@ -198,11 +198,14 @@ def check_are_labels(
         raise TypeError(f"{found}Classes are integers: write {argument}.astype(jnp.int32)")
 
 
-def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> jax.Array:
+def ids(
+    name: str, argument: str, value: Any, given: jax.Array, x: Logits, axis: Any = None
+) -> jax.Array:
     """Labels for the kernels: int32, negative for no label, clipped to the number of classes.
 
     `given` is `value` as a JAX array. A NumPy `value` is concrete even under jit, and needs no copy from
-    a device.
+    a device. With `axis`, the axis of the classes, labels with as many dimensions as logits are several of
+    each row.
     """
     classes = x.shape[-1]
     known = _known(value)
@@ -210,7 +213,17 @@ def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> ja
     limits = jnp.iinfo(given.dtype)
     if limits.max > jnp.iinfo(jnp.int32).max:
         given = jnp.clip(given, max(limits.min, -1), classes)
-    return _of_rows(name, argument, given.astype(jnp.int32), x)
+    given = given.astype(jnp.int32)
+    has_several = given.ndim == len(x.shape)
+    if axis is None or not has_several:
+        advice = ""
+        if argument == "ids" and has_several and given.shape[-1] != 1:
+            advice = ". For several ids of each row write token_log_probs(x @ w, ids)"
+        return _of_rows(name, argument, given, x, advice)
+    at, count = operator.index(axis) % given.ndim, given.shape[axis]
+    shape = (*x.shape[:at], count, *x.shape[at:-1])
+    check_fits(name, argument, given, f"{count} ids of each row of logits have", shape)
+    return jnp.broadcast_to(last_axis.moved_last(given, (at,)), (*x.shape[:-1], count))
 
 
 def _check_are_classes(name: str, argument: str, known: np.ndarray | None, classes: int) -> None:

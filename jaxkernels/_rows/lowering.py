@@ -64,7 +64,12 @@ def lower_kernel(
         decides = f"{tier} {may_leave} {aliases} {sorted(attributes.items())}"
         name = f"{name} {decides} {registry.fingerprint()}"
         several = kernel.primitive.multiple_results
+        ctx = compat.without_types_of_shardings(ctx)
         return partitioned_calls.lower_partitioned(function, ctx, operands, name, several)
+    if kernel.of_labels and shapes[1][-1] != 1:
+        return traced(
+            functools.partial(kernel.of_labels, functools.partial(kernel, **options, **attributes))
+        )
     operation = kernel.operation_of(**attributes)
     if may_leave and plan.is_left_to_xla(operation.name, shapes[0], avals[0].dtype):
         return traced(functools.partial(_plain, kernel, attributes))
@@ -93,7 +98,8 @@ def whole(
     first, operation = operands[0], kernel.operation_of(**attributes)
     if may_leave and plan.is_left_to_xla(operation.name, first.shape, first.dtype):
         return _plain(kernel, attributes, *operands)
-    return calls.rows(operation, *operands, tier=tier, aliases=aliases, **attributes)
+    call = functools.partial(calls.rows, operation, tier=tier, aliases=aliases, **attributes)
+    return kernel.for_labels(call, *operands)
 
 
 def _plain(kernel: RowKernel, attributes: dict[str, Any], *operands: jax.Array) -> Any:

@@ -35,7 +35,7 @@ def of_operation(
     Args:
         operation: the contract; None is that of the function's name in `contract.OPERATIONS`.
         biased: name of the operation with a bias.
-        forms: `from_statistics` and `in_parts` of `RowKernel`.
+        forms: `from_statistics`, `in_parts` and `of_labels` of `RowKernel`.
     """
 
     def decorate(reference: Callable[..., Any]) -> RowKernel:
@@ -66,11 +66,15 @@ def _abstract_eval(
     first, name = avals[0], kernel.primitive.name
     *rows, cols = first.shape
     either = [first.dtype, compute_dtype(first)]
-    for aval, spec in zip(avals, kernel.operands_of(**attributes), strict=True):
+    specs = kernel.operands_of(**attributes)
+    more = sum(
+        x.shape[-1] - 1 for x, spec in zip(avals, specs, strict=True) if spec.role == "label"
+    )
+    for aval, spec in zip(avals, specs, strict=True):
         shapes, dtypes = {
             "elements": ([(*rows, cols)], [first.dtype]),
-            "label": ([(*rows, 1)], ["int32"]),
-            "row": ([(*rows, spec.count)], either),
+            "label": ([(*rows, 1 + more)], ["int32"]),
+            "row": ([(*rows, spec.count + more)], either),
             "scales": ([(*rows, 1), (*rows, 2)], either[1:]),
             "column": ([(cols,)], either),
         }.get(spec.role, ([aval.shape], [aval.dtype]))
@@ -84,7 +88,7 @@ def _abstract_eval(
     for spec in operation.results:
         result = first
         if spec.is_of_row:
-            shape, sharded = (*first.shape[:-1], spec.count), compat.aval_spec(first)[:-1]
+            shape, sharded = (*first.shape[:-1], spec.count + more), compat.aval_spec(first)[:-1]
             result = compat.with_shape_and_spec(first, shape, (*sharded, None))
         dtype = calls.dtype_of(spec, first, attributes)
         results.append(result.update(dtype=dtype, weak_type=False))

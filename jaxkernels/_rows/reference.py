@@ -81,6 +81,16 @@ def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
 
 
+def slope_of_scaled(y: jax.Array, scales: jax.Array) -> jax.Array:
+    """The derivative of y = scaled(x, scales) by x."""
+    temperature = scales[..., :1]
+    slope = 1 / temperature
+    if scales.shape[-1] == 2:
+        capped = jnp.clip(y * temperature / scales[..., 1:], -1, 1)
+        slope *= (1 - capped) * (1 + capped)
+    return slope
+
+
 def difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.Array:
     """The rounding error of a - b (Knuth's TwoDiff); 0 if the difference is not finite."""
     is_finite = jnp.isfinite(difference)

@@ -150,6 +150,13 @@ def plain_log_probs(x, ids, temperature, cap=None):
     return -loss, jnp.where(ids >= 0, entropy, 0)
 
 
+def plain_candidates(x, ids, temperature):
+    """The log-probabilities of several ids of each row, and the entropy."""
+    _, lse, entropy = plain_losses(x, ids[..., 0], temperature=temperature)
+    found = jnp.take_along_axis(x, ids, -1) / temperature[..., None] - lse[..., None]
+    return jnp.where(ids >= 0, found, 0), jnp.where(jnp.any(ids >= 0, -1), entropy, 0)
+
+
 def linear(x, w, label, bias, **options):
     options |= {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
     return jk.linear_cross_entropy(x, w, label, **options)
@@ -310,6 +317,12 @@ FUNCTIONS = {
         ("normal brc", "label br", "positive 1r"),
         **LOSS,
     ),
+    "token_log_probs-several": Function(
+        lambda x, ids, t, **o: jk.token_log_probs(x, ids, temperature=t, return_entropy=True, **o),
+        plain_candidates,
+        ("normal brc", "label brk", "positive 1r"),
+        **LOSS,
+    ),
     "optax": Function(
         jaxkernels.optax.softmax_cross_entropy_with_integer_labels,
         optax.softmax_cross_entropy_with_integer_labels,
@@ -382,4 +395,11 @@ MAIN = (
     *("softmax", "log_softmax", "logsumexp", "rms_norm", "masked", "cross_entropy"),
     *("cross_entropy-mean", "linear_cross_entropy-mean", "matmul", "sgemm-transposed"),
 )
-NAMES = (*MAIN, "token_log_probs", "linear_cross_entropy", "sgemm", "attention")
+NAMES = (
+    *MAIN,
+    "token_log_probs",
+    "token_log_probs-several",
+    "linear_cross_entropy",
+    "sgemm",
+    "attention",
+)

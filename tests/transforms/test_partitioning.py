@@ -64,6 +64,7 @@ SHARDED = {
     "cross_entropy": Shardings("br", ROWS[1:3], COLUMNS[1:2], (1, 2, 1, 1)),
     "cross_entropy-mean": Shardings("", ROWS[1:3], COLUMNS[1:2], (1, 1, 1, 1)),
     "token_log_probs": Shardings("br", ROWS[1:3], COLUMNS[1:2], (1, 2, 0, 1)),
+    "token_log_probs-several": Shardings("br", ROWS[1:3], COLUMNS[1:2], (1, 2, 0, 1)),
 }
 
 
@@ -202,8 +203,10 @@ def test_sharded_columns_are_distributed(name, layout, mesh):
     if SHARDED[name].sums:
         sums = [n for of_program in SHARDED[name].sums for n in of_program]
         assert sorted(reduced) == sorted(rows if n == 1 else (*rows, n) for n in sums), text
-    else:  # of cross entropy three or six sums, and of a mean two numbers
-        assert set(reduced) <= {rows, (*rows, 3), (*rows, 6), ()}, text
+    else:  # of cross entropy three or six sums, of a mean two numbers, and one for each further id
+        ids = FUNCTIONS[name].dims[1][2:]
+        more = SIZES[ids] if ids else 1
+        assert set(reduced) <= {rows, (*rows, 2 + more), (*rows, 5 + more), (*rows, more), ()}, text
     check_results(compiled(placed), name, layout, mesh, 4e-6)
 
 
