@@ -23,7 +23,7 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import batching as batching_traces
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
-from jax.interpreters import batching, mlir, xla
+from jax.interpreters import batching, mlir, partial_eval, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 
@@ -118,7 +118,8 @@ def split_by_xla(
     """`function(*arrays)`, which XLA also splits over explicit mesh axes; the result has `spec` there."""
     if not is_explicitly_sharded(*arrays):
         return function(*arrays)
-    return jax.sharding.auto_axes(function, out_sharding=sharding_like(spec, *arrays))(*arrays)
+    split: Any = jax.sharding.auto_axes(function, out_sharding=sharding_like(spec, *arrays))
+    return split(*arrays)
 
 
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
@@ -164,6 +165,17 @@ def define(
         from jax._src import checkify
 
         checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
+
+
+def register_dce_rule(
+    primitive: Primitive, rule: Callable[[Sequence[bool], Any], tuple[list[bool], Any]]
+) -> None:
+    """Sets `rule(used_results, equation)`, which returns the used operands and the equation to run.
+
+    JAX applies it before it lowers a program. JAX 0.12 passes a third argument.
+    """
+    rules: Any = partial_eval.dce_rules
+    rules[primitive] = lambda used, *others: rule(used, others[-1])
 
 
 def register_remat_rule(primitive: Primitive) -> None:

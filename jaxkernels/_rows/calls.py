@@ -52,11 +52,11 @@ def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> 
 def dtype_of(result: Operand, first: Any, attributes: dict[str, Any]) -> Any:
     """The dtype of a result.
 
-    A result with one number per row has the first operand's dtype, one with several its compute dtype.
-    Elements have the first operand's dtype, or `result_dtype`.
+    A result with one number per row has the first operand's dtype, one with several its compute dtype, as
+    has one that `is_wide`. Elements have the first operand's dtype, or `result_dtype`.
     """
     if result.is_of_row:
-        return compute_dtype(first) if result.count > 1 else first.dtype
+        return compute_dtype(first) if result.count > 1 or result.is_wide else first.dtype
     return jnp.dtype(attributes.get("result_dtype") or first.dtype)
 
 

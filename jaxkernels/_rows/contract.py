@@ -30,11 +30,13 @@ class Operand(NamedTuple):
             temperature, or temperature and soft cap, of each row) or "column" (one number per column).
         count: the size of the last dimension, for a label or per-row numbers. Rows with K labels have
             K - 1 more of each.
+        is_wide: whether a single number of a row has the compute dtype, as several have.
     """
 
     name: str
     role: Literal["elements", "broadcast", "mask", "label", "row", "scales", "column"] = "elements"
     count: int = 1
+    is_wide: bool = False
 
     @property
     def is_of_row(self) -> bool:

@@ -159,8 +159,9 @@ def cross_entropy(
         * "none" in reverse mode reads the logits twice and writes their gradient. "mean" and "sum" read
           them once. They round the gradient to the dtype of the logits and then multiply it by the
           cotangent of the loss, which is exact for a power of two (`jax.value_and_grad` has 1). float16
-          (whose range a mean's gradient can leave) and calls with extra outputs use the two-read path
-          of "none".
+          (whose range a mean's gradient can leave) uses the two-read path of "none". So do calls with a
+          log-sum-exp or entropy that is differentiated; with one that is returned beside the loss, as by
+          `has_aux`, the logits are read once.
         * Concrete labels and options are checked. If they are on a device, `jax.device_get` copies them
           to the host, which waits for them. Traced ones are not checked.
         * Logits donated to `jax.jit` become their gradient in place if the argument itself reaches the
@@ -203,21 +204,20 @@ def cross_entropy(
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
     numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
     x, scales = calls.prepared(x, scales, numbers[..., :1] == 0)
-    alone = not (return_lse or return_entropy)
     # float16 takes the two-read path, because a mean's gradient can leave its range.
-    if reduction != "none" and alone and has_ids and x.dtype != jnp.float16:
-        return jnp.sum(calls.weighted_loss(x, label, numbers, scales))
-
-    measures, largest = calls.measures(x, label, scales)
-    if not has_ids:
-        z = x if scales is None else reference.scaled(x, scales)
-        nll = _of_probabilities(
-            z, loss_arguments.probabilities(name, given, x, axis), measures, largest
-        )
-        measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
-    loss = reference.loss_of(is_counted, measures, largest, numbers)
+    if reduction != "none" and has_ids and x.dtype != jnp.float16:
+        loss, measures, largest = calls.weighted_loss(x, label, numbers, scales)
+    else:
+        measures, largest = calls.measures(x, label, scales)
+        if not has_ids:
+            z = x if scales is None else reference.scaled(x, scales)
+            nll = _of_probabilities(
+                z, loss_arguments.probabilities(name, given, x, axis), measures, largest
+            )
+            measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
+        loss = reference.loss_of(is_counted, measures, largest, numbers)
     results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
-    return results[0] if alone else tuple(results)
+    return tuple(results) if return_lse or return_entropy else results[0]
 
 
 def _of_probabilities(

@@ -19,7 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
+from jaxkernels._core import compat
 from jaxkernels._rows import calls, derivatives, partitioning, primitive
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowKernel, RowOperation
@@ -125,6 +127,48 @@ cross_entropy_jvp = primitive.of_operation(
     )
 )(reference.cross_entropy_jvp)
 
+# The tangents of a weighted loss, whose gradient is known, and of the measures of its rows.
+cross_entropy_loss_jvp = primitive.of_operation(
+    RowOperation(
+        name="cross_entropy_loss_jvp",
+        operands=(
+            *cross_entropy_fwd_grad.operation.operands,
+            *(Operand("kept", "row", len(Residuals._fields)), Operand("gradient"), Operand("dx")),
+        ),
+        results=(Operand("dloss", "row", is_wide=True), *cross_entropy_jvp.operation.results),
+        has_kernel=False,
+    )
+)(reference.cross_entropy_loss_jvp)
+
+
+def _transpose_of_weighted_loss(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
+    """The known gradient times the loss's cotangent or, if measures have one too, one of both."""
+    of_loss, of_measures = cotangents
+    *given, dx = operands
+    *others, numbers, kept, gradient = given
+    if type(of_measures) is not ad.Zero:
+        if type(of_loss) is not ad.Zero:
+            of_measures += of_loss * reference.cotangent_of(others[1], kept, numbers)
+        found = cross_entropy_grad(*others, kept, of_measures, **params)
+    elif type(of_loss) is not ad.Zero:
+        found = (of_loss * gradient.astype(of_loss.dtype)).astype(gradient.dtype)
+    else:
+        found = ad.Zero(dx.aval)
+    return [*(None for _ in given), found]
+
+
+def _without_gradient(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
+    """Replaces a loss whose gradient is unused by the forward kernel."""
+    if used[0] or not used[1]:
+        return [any(used)] * len(eqn.invars), eqn if any(used) else None
+    (_, kept), forward = eqn.outvars, cross_entropy_fwd.primitive
+    loss = eqn.replace(invars=eqn.invars[:-1], outvars=[kept], primitive=forward)
+    return [*[True] * len(loss.invars), False], loss
+
+
+ad.primitive_transposes[cross_entropy_loss_jvp.primitive] = _transpose_of_weighted_loss
+derivatives.define_jvp_by_reference(cross_entropy_loss_jvp)
+compat.register_dce_rule(cross_entropy_fwd_grad.primitive, _without_gradient)
 # These rules serve second and higher derivatives; the two functions below have their own first ones.
 derivatives.define_jvp_by_reference(cross_entropy_fwd, reference.without_spoiled_rows)
 derivatives.define_jvp_by_reference(cross_entropy_fwd_grad)
@@ -156,7 +200,8 @@ class Calls:
     ) -> Any:
         """The results of a kernel or, for "xla", of its reference, with or without scales."""
         given = (x, label, *others) if scales is None else (x, label, scales, *others)
-        attributes = {} if kernel is cross_entropy_jvp else {"all_sums": self.all_sums}
+        is_tangent = kernel in (cross_entropy_jvp, cross_entropy_loss_jvp)
+        attributes = {} if is_tangent else {"all_sums": self.all_sums}
         if self.implementation == "xla":
             return kernel.reference(*given, **attributes)
         attributes |= {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
@@ -165,6 +210,10 @@ class Calls:
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""
         return reference.measures_of(kept, all_sums=self.all_sums)
+
+    def of_rows(self, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The measures of each row, and its maximum."""
+        return self.measures_of(kept), lax.stop_gradient(kept[..., :1])
 
     def loss_of(self, label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
         """The weighted loss of each row."""
@@ -195,22 +244,23 @@ class Calls:
         """
         if self.implementation != "xla":
             return measures(self, x, label, scales)
-        kept = self.run(cross_entropy_fwd, x, label, scales)
-        return self.measures_of(kept), kept[..., :1]
+        return self.of_rows(self.run(cross_entropy_fwd, x, label, scales))
 
     def weighted_loss(
         self, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
-    ) -> jax.Array:
-        """The loss of each row, of shape (..., 1); see `cross_entropy_reference.loss_of`.
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The loss of each row, of shape (..., 1), and `measures`; see `cross_entropy_reference.loss_of`.
 
         In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
-        multiplied by the cotangent of each row. `numbers`, the `Coefficients`, are differentiable too; a
+        multiplied by the cotangent of each row. If the measures have cotangents too, x is read twice, and
+        only then is the gradient written, unless the forward pass is a program of its own. `numbers`, the `Coefficients`, are differentiable too; a
         smoothing that is not 0 needs `all_sums`. For any x, a row without a label has the loss 0, and one
         with the weight 0 the gradient 0.
         """
         if self.implementation != "xla":
             return weighted_loss(self, x, label, numbers, scales)
-        return reference.loss_of(label >= 0, *self.measures(x, label, scales), numbers)
+        of_rows = self.measures(x, label, scales)
+        return reference.loss_of(label >= 0, *of_rows, numbers), *of_rows
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -218,8 +268,7 @@ def measures(
     how: Calls, x: jax.Array, label: jax.Array, scales: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """`Calls.measures` by kernels."""
-    kept = how.run(cross_entropy_fwd, x, label, scales)
-    return how.measures_of(kept), lax.stop_gradient(kept[..., :1])
+    return how.of_rows(how.run(cross_entropy_fwd, x, label, scales))
 
 
 @functools.partial(measures.defjvp, symbolic_zeros=True)
@@ -227,7 +276,7 @@ def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, label, scales = primals
     x, dx, scales = _with_fixed_scales(x, tangents[0], scales, tangents[2])
     kept = how.run(cross_entropy_fwd, x, label, scales)
-    of_rows, largest = how.measures_of(kept), lax.stop_gradient(kept[..., :1])
+    of_rows, largest = how.of_rows(kept)
     if isinstance(dx, SymbolicZero):
         tangent = jnp.zeros_like(of_rows)
     else:
@@ -238,9 +287,10 @@ def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def weighted_loss(
     how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`Calls.weighted_loss` by kernels."""
-    return how.loss_of(label, how.run(cross_entropy_fwd, x, label, scales), numbers)
+    kept = how.run(cross_entropy_fwd, x, label, scales)
+    return how.loss_of(label, kept, numbers), *how.of_rows(kept)
 
 
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
@@ -249,17 +299,21 @@ def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, label, numbers, scales = primals
     dx, _, dnumbers, dscales = tangents
     x, dx, scales = _with_fixed_scales(x, dx, scales, dscales)
-    call = functools.partial(how.loss_of, label)
+    terms = []
     if isinstance(dx, SymbolicZero):
         kept = how.run(cross_entropy_fwd, x, label, scales)
-        return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
-    gradient, kept = how.run(cross_entropy_fwd_grad, x, label, scales, numbers)
-    along = gradient.astype(numbers.dtype) * dx.astype(numbers.dtype)
-    tangent = jnp.sum(along, axis=-1, keepdims=True)
-    if isinstance(dnumbers, SymbolicZero):
-        return call(kept, numbers), tangent
-    loss, of_numbers = jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
-    return loss, tangent + of_numbers
+        of_measures = jnp.zeros_like(how.measures_of(kept))
+    else:
+        gradient, kept = how.run(cross_entropy_fwd_grad, x, label, scales, numbers)
+        known = (lax.stop_gradient(kept), gradient)
+        along, of_measures = how.run(cross_entropy_loss_jvp, x, label, scales, numbers, *known, dx)
+        terms.append(along)
+    loss = functools.partial(how.loss_of, label, kept)
+    if not isinstance(dnumbers, SymbolicZero):
+        terms.append(jax.jvp(loss, (numbers,), (dnumbers,))[1])
+    of_rows, largest = how.of_rows(kept)
+    tangent = functools.reduce(jnp.add, terms)
+    return (loss(numbers), of_rows, largest), (tangent, of_measures, jnp.zeros_like(largest))
 
 
 def _with_fixed_scales(

@@ -27,7 +27,7 @@ from jaxkernels._rows.reference import (
 )
 from jaxkernels.typing import Reduction
 
-_Numbers = TypeVar("_Numbers", bound=NamedTuple)
+_Numbers = TypeVar("_Numbers", "Residuals", "Measures", "Coefficients")
 
 
 class Residuals(NamedTuple):
@@ -291,6 +291,18 @@ def coefficients_of(
     no = jnp.zeros(1, bool)  # jnp.where, unlike a broadcast, keeps the sharding of the weight
     columns = (jnp.where(no, weight, number) for number in of_all)
     return joined(Coefficients(weight, *columns))
+
+
+def cross_entropy_loss_jvp(
+    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
+) -> list[jax.Array]:
+    """Tangents of the weighted loss, by its gradient, and of the measures.
+
+    `others` are the scales, if any, the `Coefficients`, the residuals, the gradient, and the tangent of x.
+    """
+    *scales, _, kept, gradient, dx = others
+    along = row_sum(widen(gradient) * widen(dx))
+    return [along, cross_entropy_jvp(x, label, *scales, kept, dx, has_scales=has_scales)]
 
 
 @jax.custom_jvp

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from hlo import operations
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from public_functions import plain_losses
 from rows_of_losses import check_kernels, serves
 
 import jaxkernels as jk
+from jaxkernels._core import registry
 
 X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
 LABEL = np.random.default_rng(0).integers(0, 24, (16, 8)).astype(np.int32)
@@ -83,6 +86,60 @@ def test_programs_that_make_no_gradient_with_their_loss():
     assert counts == {"fwd": 1, "fwd_grad": 0, "grad": 0, "jvp": 0}
 
 
+OPTIONS = {"weights": np.linspace(0.5, 2, LABEL.size).reshape(LABEL.shape), "temperature": 0.7}
+OPTIONS |= {"label_smoothing": 0.1, "z_loss": 0.01}
+
+
+def beside(cross_entropy, names, differentiates, reduction, x, weights):
+    """A loss, to which the results beside it are added or not, and these."""
+    options = OPTIONS | {"weights": weights} | {f"return_{name}": True for name in names}
+    loss, *others = cross_entropy(x, LABEL, reduction=reduction, **options)
+    moving = others if differentiates else []
+    return loss + sum(jnp.sum(jnp.sin(y)) for y in moving), others
+
+
+def plain(x, label, *, reduction, return_lse=False, return_entropy=False, **options):
+    """The same, operation by operation."""
+    options["e"], options["z"] = options.pop("label_smoothing"), options.pop("z_loss")
+    losses, lse, entropy = plain_losses(x, label, **options)
+    total = jnp.sum(options["weights"] * (label >= 0)) if reduction == "mean" else 1
+    return jnp.sum(losses) / total, *[lse] * return_lse, *[entropy] * return_entropy
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("differentiates", [False, True])
+@pytest.mark.parametrize("names", [["lse"], ["entropy"], ["lse", "entropy"]])
+def test_results_beside_a_loss(names, differentiates, reduction, dtype):
+    """Its gradient comes from one read; from two if they have a cotangent too, by the kernel of "none"."""
+    arguments = (names, differentiates, reduction)
+    ours = functools.partial(beside, jk.cross_entropy, *arguments)
+    both = lambda f: jax.value_and_grad(f, (0, 1), has_aux=True)  # noqa: E731
+    x = X.astype(dtype)
+    with jax.enable_x64(True):
+        truth = both(functools.partial(beside, plain, *arguments))
+        want = jax.device_get(truth(x.astype(np.float64), OPTIONS["weights"]))
+    wide = oracle.compute(dtype)
+    tolerance = 64 * np.finfo(wide).eps
+    with cases.x64(dtype):
+        weights = OPTIONS["weights"].astype(wide)
+        program = jax.jit(both(ours)).trace(x, weights)
+        platform = "cuda" if registry.has_cuda_module() else "cpu"
+        text = program.lower(lowering_platforms=(platform,)).as_text()
+        compiled = program.lower().compile()
+        # A function outside of jit writes the gradient before it knows the cotangents.
+        for call in (compiled, both(ours)):
+            got = jax.device_get(call(x, weights))
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                rounding = 2 * float(jnp.finfo(a.dtype).eps) if a.dtype == dtype else 0
+                atol = tolerance * np.max(np.abs(b)) + float(jnp.finfo(a.dtype).tiny)
+                np.testing.assert_allclose(a.astype(float), b, rtol=tolerance + rounding, atol=atol)
+    from_one_read = not differentiates and dtype != "float16"
+    kernels = ["fwd_grad"] if from_one_read else ["fwd", "grad"]
+    assert operations(text) == [f"cross_entropy_{name}" for name in kernels]
+    assert len(jax.tree.leaves(got)) == 3 + len(names)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cotangent_of_one_costs_nothing(dtype):
     """XLA multiplies the gradient of a mean by nothing, and converts it to nothing."""
@@ -118,8 +175,8 @@ MOST = 0.05
 
 def value_and_gradient(reduction, tier=None, **options):
     def loss(x, label):
-        losses = jk.cross_entropy(x, label, reduction=reduction, tier=tier, **options)
-        return jnp.sum(losses)
+        found = jk.cross_entropy(x, label, reduction=reduction, tier=tier, **options)
+        return sum(map(jnp.sum, jax.tree.leaves(found)))
 
     return jax.value_and_grad(loss)
 
@@ -130,7 +187,9 @@ def part_of_logits(x, compiled):
 
 
 @reductions
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, *SCALES], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.1}, {"return_entropy": True}, *SCALES], ids=str
+)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("donated", [True, False])
 def test_no_second_array_of_their_size(donated, dtype, options, reduction):

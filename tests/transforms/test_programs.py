@@ -32,7 +32,7 @@ KERNELS = {
     "logsumexp": ("logsumexp", "fwd", "fwd grad", "fwd jvp"),
     "rms_norm": ("rms_norm", "fwd", "fwd grad", "fwd jvp fwd"),
     "masked": ("masked_softmax", "fwd", "fwd grad", "fwd grad"),
-    "cross_entropy-mean": ("cross_entropy", "fwd", "fwd_grad", "fwd_grad"),
+    "cross_entropy-mean": ("cross_entropy", "fwd", "fwd_grad", "fwd_grad loss_jvp"),
     "cross_entropy-scaled": ("cross_entropy", "fwd", "fwd grad", "fwd jvp"),
     "cross_entropy-none": ("cross_entropy", "fwd", "fwd grad", "fwd jvp"),
     "matmul": ("", "sgemm", "sgemm sgemm sgemm", "sgemm sgemm sgemm"),
