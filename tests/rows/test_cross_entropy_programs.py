@@ -141,11 +141,17 @@ def test_results_beside_a_loss(names, differentiates, reduction, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_cotangent_of_one_costs_nothing(dtype):
+@pytest.mark.parametrize("options", [{}, {"return_lse": True, "return_entropy": True}], ids=len)
+def test_a_cotangent_of_one_costs_nothing(options, dtype):
     """XLA multiplies the gradient of a mean by nothing, and converts it to nothing."""
     x = jnp.zeros((4, 6, 70), dtype)
     label = jnp.zeros((4, 6), int)
-    value = jax.jit(jax.value_and_grad(mean))
+
+    def loss(x, label):
+        found, *others = jax.tree.leaves(mean(x, label, **options))
+        return found, others
+
+    value = jax.jit(jax.value_and_grad(loss, has_aux=True))
     lines = value.lower(x, label).compile().as_text().splitlines()
     made = [line for line in lines if "[4,6,70]" in line.split("=")[-1].split("(")[0]]
     assert sum("custom-call" in line for line in lines) == 1
