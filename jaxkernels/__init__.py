@@ -34,6 +34,7 @@ from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy, linear_t
 from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan, plan_linear_cross_entropy
 from jaxkernels._patch import patch_jax_nn, patch_optax
 from jaxkernels._rows.cross_entropy import cross_entropy, token_log_probs
+from jaxkernels._rows.kl_divergence import softmax_kl_divergence
 from jaxkernels._rows.logsumexp import logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax
 from jaxkernels._rows.plan import plan_softmax
@@ -83,6 +84,7 @@ __all__ = [
     "scaled_masked_softmax",
     "sgemm",
     "softmax",
+    "softmax_kl_divergence",
     "tensordot",
     "token_log_probs",
 ]

@@ -73,16 +73,27 @@ def check_loss_options(name: str, reduction: Any, label_smoothing: Any, z_loss: 
 
 
 def rows_of_logits(
-    name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
+    name: str,
+    logits: Any,
+    axis: Any,
+    where: Any,
+    soft_cap: Any,
+    temperature: Any,
+    order: tuple[str, str] = ("logits", "labels"),
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Prepares logits for the kernels: classes last, -inf under the mask; and the scales of their rows."""
-    x = validate.as_array(name, "logits", logits)
+    """Prepares logits for the kernels: classes last, -inf under the mask; and the scales of their rows.
+
+    `order` has the names of the function's first two arguments; `logits` are the first.
+    """
+    argument = order[0]
+    x = validate.as_array(name, argument, logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
-        remedy = ". Write logits.astype(jnp.float32)" if x.dtype == jnp.bool_ else ""
-        raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}{remedy}")
+        remedy = f". Write {argument}.astype(jnp.float32)" if x.dtype == jnp.bool_ else ""
+        raise TypeError(f"{name}: {argument} must be real numbers; got {x.dtype}{remedy}")
     if x.ndim == 0:
         raise ValueError(
-            f"{name}: logits must have an axis of classes; got a number. The order is {name}(logits, labels)"
+            f"{name}: {argument} must have an axis of classes; got a number. The order is "
+            f"{name}({', '.join(order)})"
         )
     x = x.astype(validate.computation_dtype(x))
     if x.dtype.name not in validate.DTYPES:
@@ -96,7 +107,8 @@ def rows_of_logits(
     if where is not None:
         mask = validate.as_mask(name, "where", where)
         hides_rows = mask.shape == (*x.shape[:at], *x.shape[at + 1 :])
-        hint = ": where hides classes. To leave rows out, give them a negative label"
+        remedy = "a negative label" if "labels" in order else "the weight 0"
+        hint = f": where hides classes. To leave rows out, give them {remedy}"
         if mask.ndim > 0:
             _check_fits_logits(name, "where", mask, x.shape, at, hint if hides_rows else "")
         mask = _moved_last(mask, x.ndim, at)

@@ -19,6 +19,7 @@ from jaxkernels.verify.truth.compare import storage, total
 _SOFTMAX = ("softmax", "log_softmax")
 _ROWS = (*_SOFTMAX, "scaled_masked_softmax", "logsumexp")
 _LOSSES = ("cross_entropy", "token_log_probs")
+_DIVERGENCES = ("softmax_kl_divergence",)
 
 
 def _has_rows(problem: Problem) -> bool:
@@ -236,6 +237,18 @@ MISTAKES: dict[str, Mistake] = {
         _LOSSES[:1],
     ),
     "sum over a padded row": Mistake(_padding_summed, _is_plain_loss, _LOSSES[:1]),
+    "prediction and target swapped": Mistake(
+        _of_others(lambda p, o: {"x": o["target"], "target": o["x"]}),
+        lambda p: p.options["target"] == p.dtype and RowLayout(p.options).cols > 4,
+        _DIVERGENCES,
+        least=2,  # the divergence of nearly equal logits has no direction
+    ),
+    "temperature left out": Mistake(
+        _of_others(lambda p, o: {"temperature": 0 * o["temperature"] + 1}),
+        lambda p: bool(p.options["temperature"]) and RowLayout(p.options).cols > 4,
+        _DIVERGENCES,
+        least=3,
+    ),
     "rows left out are counted": Mistake(
         lambda p, o, y: y * (o["label"] >= 0).reshape(len(y), -1).mean(-1),
         lambda p: p.options["reduction"] == "mean" and not p.options["weights"],
@@ -251,7 +264,7 @@ MISTAKES: dict[str, Mistake] = {
         lambda p, o, y: np.where(
             np.isfinite(_wide(y)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y
         ),
-        lambda p: _is_16_bit(p) and not {"labels", "label_dtype"} & set(p.options),
+        lambda p: _is_16_bit(p) and not {"labels", "label_dtype", "target"} & set(p.options),
         least=4,
     ),
     "last element not stored": Mistake(

@@ -28,7 +28,7 @@ def array(*shape, seed=0):
 A, B, C = array(4, 3), array(3, 5, seed=1), array(4, 5, seed=2)
 BT = np.asarray(B.T)
 X, LABEL, BIAS, MASK = array(4, 5, seed=3) / 3, jnp.array([4, 0, -1, 1]), array(5), array(4, 5) > 0
-TWO = jnp.float32(2)
+TWO, Y = jnp.float32(2), array(4, 5, seed=4)
 Q, WINDOW_MASK = array(2, 5, 2, 3) / 3, array(1, 5) > 0
 LENGTHS = jnp.array([2, 4], jnp.int32)
 IDS_64 = np.array([4, 0, -(1 << 32) + 1, 1])  # cut off at 32 bits the third one would be 1
@@ -46,6 +46,9 @@ ROWS = {
         X, LABEL, label_smoothing=0.1, z_loss=np.float32(0.1), temperature=2, logit_soft_cap=9.0
     ),
     "token_log_probs-numbers": lambda: jk.token_log_probs(X, LABEL, temperature=0.7),
+    "kl-number": lambda: jk.softmax_kl_divergence(
+        X, Y, temperature=2, weights=2.0, reduction="sum"
+    ),
     "linear_token_log_probs-numbers": lambda: jk.linear_token_log_probs(
         A, B, LABEL, bias=BIAS, temperature=0.7, return_entropy=True
     ),

@@ -76,6 +76,7 @@ OPTIONS = {
         reduction="mean",
     ),
     "token_log_probs": rows(jk.token_log_probs, ids=LABEL, where=SOME),
+    "kl-where": rows(lambda x: jk.softmax_kl_divergence(x, x[::-1], where=SOME, temperature=0.5)),
     "linear_cross_entropy-mean": rows(
         lambda x: jk.linear_cross_entropy(x, x[:3].T, NONE, reduction="mean")
     ),

@@ -61,6 +61,7 @@ def sections():
         "optax": [
             plain,
             of_rows(logits, probabilities),
+            optax.losses.kl_divergence(jax.nn.log_softmax(logits), probabilities),
             of_rows(logits, optax.smooth_labels(one_hot, E)),
             plain.mean(),
             plain.mean(),
@@ -92,6 +93,7 @@ def test_what_replaces_others(section):
             "ids": jnp.asarray(LABELS),
         },
         **{"probabilities": jax.nn.softmax(jnp.sin(LOGITS)), "of_classes": jnp.asarray(OF_CLASSES)},
+        "teacher": jnp.sin(LOGITS),
         **{"e": E, "z": Z, "t": T, "jnp": jnp},
     }
     found, wanted = programs(section), sections()[section]

@@ -24,6 +24,7 @@ CALLS = {
     "logsumexp": functools.partial(jk.logsumexp, X),
     "rms_norm": functools.partial(jk.rms_norm, X),
     "cross_entropy": functools.partial(jk.cross_entropy, X, 1),
+    "softmax_kl_divergence": functools.partial(jk.softmax_kl_divergence, X, X),
     "token_log_probs": functools.partial(jk.token_log_probs, X, 1),
     "scores": functools.partial(jk.scaled_masked_softmax, X),
     "attention": attention,

@@ -12,9 +12,9 @@ def collectives(text):
     return _COLLECTIVE.findall(text)
 
 
-def reduced_shapes(text):
+def reduced_shapes(text, collective="all-reduce"):
     """Shapes of the results of all-reduces in HLO, without a last dimension of one number."""
-    results = re.findall(r"= (.*?) all-reduce(?:-start)?\(", text)
+    results = re.findall(rf"= (.*?) {collective}(?:-start)?\(", text)
     shapes = [shape for of in results for shape in re.findall(r"\w\[([\d,]*?)(?:,1)?\]", of)]
     return [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
 

@@ -157,6 +157,13 @@ def plain_candidates(x, ids, temperature):
     return jnp.where(ids >= 0, found, 0), jnp.where(jnp.any(ids >= 0, -1), entropy, 0)
 
 
+def plain_divergence(x, target, weights=1.0, temperature=1.0, seen=True):
+    scale = jnp.expand_dims(jnp.asarray(temperature, x.dtype), -1)
+    log_q, log_p = (jax.nn.log_softmax(z / scale, where=seen) for z in (x, target))
+    terms = jnp.where(seen, jnp.exp(log_p) * (log_p - log_q), 0)
+    return weights * jnp.sum(terms, -1)
+
+
 def linear(x, w, label, bias, **options):
     options |= {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
     return jk.linear_cross_entropy(x, w, label, **options)
@@ -323,6 +330,31 @@ FUNCTIONS = {
         ("normal brc", "label brk", "positive 1r"),
         **LOSS,
     ),
+    "softmax_kl_divergence": Function(
+        lambda x, target, w, t, **o: jk.softmax_kl_divergence(
+            x, target, weights=w, temperature=t, **o
+        ),
+        plain_divergence,
+        ("normal brc", "normal brc", "positive br", "positive 1r"),
+        **LOSS,
+    ),
+    "kl-mean": Function(
+        lambda x, target, w, seen, **o: jk.softmax_kl_divergence(
+            x, target, axis=0, where=seen, weights=w, reduction="mean", **o
+        ),
+        lambda x, target, w, seen: (
+            jnp.sum(
+                plain_divergence(
+                    *(jnp.moveaxis(z, 0, -1) for z in (x, target)),
+                    w,
+                    seen=jnp.moveaxis(seen, 0, -1),
+                )
+            )
+            / jnp.sum(w)
+        ),
+        ("normal cbr", "normal cbr", "positive br", "seen cb1"),
+        **LOSS,
+    ),
     "optax": Function(
         jaxkernels.optax.softmax_cross_entropy_with_integer_labels,
         optax.softmax_cross_entropy_with_integer_labels,
@@ -399,6 +431,7 @@ NAMES = (
     *MAIN,
     "token_log_probs",
     "token_log_probs-several",
+    "softmax_kl_divergence",
     "linear_cross_entropy",
     "sgemm",
     "attention",

@@ -177,6 +177,17 @@ LOG_PROBS = (
     ({"logits": ZEROS, "ids": X}, ValueError, "come first$"),
     ({"temperature": np.zeros(4)}, ValueError, "temperature must be positive"),
 )
+KL = (
+    *IMPLEMENTATIONS,
+    ({"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'"),
+    ({"target_logits": X[0]}, ValueError, r"must have the shape of logits, \(4, 8\); got \(8,\)$"),
+    ({"target_logits": X > 0}, TypeError, r"Write target_logits\.astype\(jnp\.float32\)$"),
+    ({"target_logits": "two"}, TypeError, "target_logits must be an array"),
+    ({"logits": 1.0, "target_logits": 1.0}, ValueError, r"order is .*\(logits, target_logits\)$"),
+    ({"where": SEEN[:, 0]}, ValueError, r"where hides classes. .* give them the weight 0$"),
+    ({"temperature": np.zeros(4)}, ValueError, "temperature must be positive"),
+    ({"weights": np.ones((2, 1))}, ValueError, r"weights has shape \(2, 1\)"),
+)
 BYTES = "max_bytes must be None or an integer, a number of bytes; got "
 LINEAR = (
     *IMPLEMENTATIONS,
@@ -424,6 +435,7 @@ WRONG = {
     "cross_entropy": (jk.cross_entropy, {"logits": LOGITS, "labels": LABEL}, CROSS_ENTROPY),
     "cross_entropy-2": (jk.cross_entropy, {"logits": X, "labels": ZEROS}, OF_A_MATRIX),
     "token_log_probs": (jk.token_log_probs, {"logits": X, "ids": ZEROS}, LOG_PROBS),
+    "softmax_kl_divergence": (jk.softmax_kl_divergence, {"logits": X, "target_logits": X}, KL),
     "linear_cross_entropy": (jk.linear_cross_entropy, LAYER, LINEAR),
     "linear_token_log_probs": (
         jk.linear_token_log_probs,

@@ -165,7 +165,13 @@ def test_no_kernels_on_another_platform(name):
     assert "@jaxkernels_" not in traced.lower(lowering_platforms=("tpu",)).as_text()
 
 
-OTHER_NAMES = ("softmax-where", "log_softmax-axis", "logsumexp-factors", "rms_norm-axis")
+OTHER_NAMES = (
+    "softmax-where",
+    "softmax_kl_divergence",
+    "log_softmax-axis",
+    "logsumexp-factors",
+    "rms_norm-axis",
+)
 
 
 @pytest.mark.parametrize("name", [*MAIN, *OTHER_NAMES, "token_log_probs", "dot_general"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxkernels.verify.families.attention import Attention
+from jaxkernels.verify.families.distillation import Divergences
 from jaxkernels.verify.families.losses import TokenLosses
 from jaxkernels.verify.families.masked import Masked
 from jaxkernels.verify.families.optax import OptaxLosses
@@ -10,7 +11,7 @@ from jaxkernels.verify.families.products import Products
 from jaxkernels.verify.families.rows import Rows
 from jaxkernels.verify.problem import Family
 
-_KINDS = Rows, Masked, TokenLosses, OptaxLosses, Attention, Products
+_KINDS = Rows, Masked, TokenLosses, Divergences, OptaxLosses, Attention, Products
 FAMILIES: tuple[Family, ...] = tuple(kind() for kind in _KINDS)
 OPERATIONS = tuple(operation for family in FAMILIES for operation in family.operations)
 

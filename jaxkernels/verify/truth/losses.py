@@ -15,6 +15,7 @@ Losses are made of them, and gradients follow from their cotangents. The rules o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Rows:
         # Errors of the logits change log S and the entropy.
         # Log p + entropy, in which log S is not subtracted from itself.
         self._excess = self.d - self.mean
-        self._of_sum, self._of_entropy = (
+        self.of_sum, self._of_entropy = (
             1.01 * total(finite(self.p * weight) * self._slack)
             for weight in (1, np.abs(self._excess.value))
         )
@@ -78,10 +79,10 @@ class Rows:
         at_label = total(np.where(self.is_label, self._slack, 0))
         nan = 0 * total(np.where(self.is_seen, self.wide, 0))  # in rows with NaN or inf
         return concatenate(
-            nll.where(~self._is_beyond, np.nan).plus_error(self._of_sum + at_label),
-            (log_sum + self.largest).plus_error(self._of_sum),
+            nll.where(~self._is_beyond, np.nan).plus_error(self.of_sum + at_label),
+            (log_sum + self.largest).plus_error(self.of_sum),
             entropy + nan,
-            (distance + nan).plus_error(self._of_sum + total(self._slack) / self.seen),
+            (distance + nan).plus_error(self.of_sum + total(self._slack) / self.seen),
         )
 
     @np.errstate(all="ignore")
@@ -90,7 +91,7 @@ class Rows:
         p, d, mean = self.precision, self.d, self.mean
         given = cotangent if isinstance(cotangent, Bounded) else Bounded(widen(cotangent), 0, p)
         of_nll, of_lse, of_entropy, of_distance = given.columns()
-        of_log_p = self._slack + self._of_sum
+        of_log_p = self._slack + self.of_sum
         softmax = self.softmax.plus_error(finite(self.p) * of_log_p)
         rounding = 4 * p.u * (np.abs(d.value) + np.abs(mean.value))
         excess = self._excess.plus_error(rounding + of_log_p + self._of_entropy)
@@ -260,3 +261,70 @@ class Losses:
         sizes = total(c) * (total(rows.p * size) + total(np.where(rows.is_label, size, 0)))
         sizes = sizes + c[:, 3:] * total(size) / rows.seen
         return (gradient * along).sum(additions).plus_error(self.u * additions * sizes)
+
+
+def _bregman(r: np.ndarray) -> np.ndarray:
+    """R + exp(-r) - 1, by its series where it would cancel."""
+    near = np.where(np.abs(r) < 0.01, r, 0)
+    series = sum((-near) ** k / math.factorial(k) for k in range(2, 12))
+    return np.where(np.abs(r) < 0.01, series, r + np.expm1(-r))
+
+
+@np.errstate(all="ignore")
+def kl_divergence(
+    x: np.ndarray,
+    target: np.ndarray,
+    hidden: Any,
+    temperature: np.ndarray | None,
+    cotangent: np.ndarray,
+    accumulators: int,
+) -> tuple[Bounded, Bounded, Bounded]:
+    """The divergence of each row (rows, 1), and its gradients by x and by the target, times a cotangent.
+
+    The terms of a row are p (r + exp(-r) - 1) with r = log p - log q, computed as p r + q - p unless r is
+    small. An error e of one r costs |p - q| e. Errors of log-sum-exps are those of all r, and cost their
+    square, because the terms are divided by the sum of p and the difference of both sums is subtracted.
+    """
+    none, divisor = np.full(len(x), -1), 1 if temperature is None else widen(temperature)
+    rows, slacks, errors = [], [], []
+    for logits in (x, target):
+        z = known(logits, PRECISION[logits.dtype.name])
+        if temperature is not None:
+            z = (z / divisor).rounded(2)
+        slacks.append(np.where(hidden, 0, z.limit))
+        rows.append(Rows(z.where(~np.asarray(hidden), -np.inf), none, accumulators))
+        below = np.where(rows[-1].is_seen, rows[-1].wide - rows[-1].largest, 0)
+        log_p = finite(below - rows[-1].log_sum.value)
+        errors.append(rows[-1].precision.u * (4 + 3 * log_p) + slacks[-1])
+    (of_q, of_p), (q_error, p_error), (q, p) = rows, errors, (row.p for row in rows)
+    u, seen = of_p.precision.u, of_p.is_seen
+    difference = of_p.log_sum - of_q.log_sum
+    r = (of_p.wide - of_p.largest) - (of_q.wide - of_q.largest) - difference.value
+    r = np.where(seen, r, 0)
+    e = sum(slacks) + u * finite(r) + u * sum(finite(row.d.value) for row in rows)
+    e_of_all = difference.limit + sum(row.of_sum for row in rows)
+    e_of_all += 4 * u * (of_p.log_sum.value + of_q.log_sum.value)
+    is_near, far = (np.abs(r) < 0.49) & seen, p * p_error + q * q_error
+    terms = np.where(is_near, p * _bregman(r), q + np.where(seen, p * (r - 1), 0))
+    of_near = terms * (p_error + 20 * u) + np.abs(p - q) * e + p * e * e
+    of_far = far + p * finite(r) * p_error + p * e + 4 * u * (p * finite(r) + p + q)
+    value = total(terms)
+    limit = total(np.where(is_near, of_near, of_far)) + value * total(p * p_error)
+    limit += (e_of_all + total(p * e + np.where(is_near, 0, far))) ** 2
+    limit += (
+        u * (sum_error(x.shape[-1], 1, alike=True) + 8) * value + x.shape[-1] * of_p.precision.flush
+    )
+    loss, scale = Bounded(value, limit, of_p.precision), widen(cotangent) / divisor
+    of_x = far + (p + q) * (e_of_all + 8 * u)
+    mean = np.where(np.isfinite(value), value, 0)  # an infinite one has no derivative by the target
+    distance = np.abs(r - mean)
+    lost = of_p.precision.flush * (1 + finite(distance))  # of subnormal softmaxes
+    of_target = distance * (p_error + e_of_all) + e + e_of_all + loss.limit
+    of_target = p * (of_target + 8 * u * (np.abs(r) + mean + distance))
+    dx, dtarget = (
+        Bounded(
+            scale * a, np.abs(scale) * (b + lost) + of_p.precision.flush, of_p.precision
+        ).stored(PRECISION[like.dtype.name])
+        for a, b, like in ((q - p, of_x, x), (p * (r - mean), of_target, target))
+    )
+    return loss, dx, dtarget
