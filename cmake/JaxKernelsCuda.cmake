@@ -10,6 +10,7 @@ set(JK_WHY_NO_CUDA "")  # printed by `python -m jaxkernels`
 # templates, so that they compile in parallel.
 file(GLOB_RECURSE JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*.cu)
 list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/core/launch_kernel.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/attention/handlers.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/handlers.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/launch.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/read_call.cc

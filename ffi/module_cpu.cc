@@ -17,6 +17,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu);
 
 void BindRowPlan(nb::module_& module);
 void BindSgemmPlan(nb::module_& module);
+void BindAttentionPlan(nb::module_& module);
 
 namespace {
 
@@ -38,6 +39,7 @@ NB_MODULE(_cpu, module) {
   module.attr("WHY_NO_CUDA") = JK_WHY_NO_CUDA;  // empty if the CUDA module was built
   BindRowPlan(module);
   BindSgemmPlan(module);
+  BindAttentionPlan(module);
 }
 
 }  // namespace jaxkernels

@@ -22,6 +22,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsAttentionCuda);
 
 namespace {
 
@@ -31,6 +32,7 @@ nb::dict Registrations() {
       Target::Of<JaxkernelsRowStatisticsCuda>("jaxkernels_row_statistics"),
       Target::Of<JaxkernelsRowFinishCuda>("jaxkernels_row_finish"),
       Target::Of<JaxkernelsSgemmCuda>("jaxkernels_sgemm"),
+      Target::Of<JaxkernelsAttentionCuda>("jaxkernels_attention"),
   });
 }
 

@@ -42,6 +42,19 @@ class DeviceLimits:
         has_wgmma: bool | None = None,
     ) -> None: ...
 
+class AttentionKernelPlan:
+    """How float32 attention is launched on tensor cores."""
+
+    halves: Final[int]
+    groups: Final[int]
+    batch_of_group: Final[int]
+    tiles: Final[int]
+    heads_of_group: Final[int]
+    grid_blocks: Final[int]
+    block_threads: Final[int]
+    smem_bytes: Final[int]
+    scratch_bytes: Final[int]
+
 class SoftmaxPlan:
     """The launch plan of a row operation on a GPU."""
 

@@ -90,6 +90,16 @@ class WarpBarrier : public Mbarrier {
   }
 };
 
+// CopyBytes copies to shared memory; the bytes are counted at `barrier`.
+__device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
+                                 const ByteBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier.Address())
+      : "memory");
+}
+
 // Makes initialised byte barriers visible to asynchronous copies and to other blocks.
 __device__ inline void FenceBarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

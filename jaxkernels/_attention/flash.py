@@ -131,7 +131,7 @@ def _batch(
     return unfolded, [0] * len(unfolded)
 
 
-def _define(primitive: Primitive, abstract_eval: Any, form: Form) -> None:
+def define(primitive: Primitive, abstract_eval: Any, form: Form) -> None:
     primitive.multiple_results = True
     compat.define(primitive, abstract_eval, functools.partial(_batch, primitive, form))
     partitioned_calls.needs_devices_for_lowering(primitive)
@@ -183,9 +183,9 @@ def _lower_cuda(
     return partitioned_calls.lower_partitioned(function, ctx, operands, key, several=True)
 
 
-_define(attention_p, _attention_abstract_eval, plain.forward)
-_define(tangent_p, _like_first(1), plain.tangent)
-_define(backward_p, _like_first(3), plain.backward)
+define(attention_p, _attention_abstract_eval, plain.forward)
+define(tangent_p, _like_first(1), plain.tangent)
+define(backward_p, _like_first(3), plain.backward)
 ad.primitive_jvps[attention_p] = _attention_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose

@@ -20,8 +20,8 @@ def test_status_names_every_target_on_both_platforms():
     }
     for s in status:
         assert s.live == (s.why == "")
-        if s.platform == "cpu" and s.target == "jaxkernels_sgemm":
-            assert "XLA's own product" in s.why
+        if s.platform == "cpu" and s.target in ("jaxkernels_sgemm", "jaxkernels_attention"):
+            assert "serves this platform" in s.why
         elif s.platform == "cpu":
             assert s.live
     if not registry.has_cuda_module():
@@ -153,7 +153,7 @@ def test_a_gpu_without_code_gets_plain_jax():
         def registrations():
             capsule, *_ = sys.modules["jaxkernels._cpu"].registrations().values()
             rows = ("jaxkernels_rows", "jaxkernels_row_statistics", "jaxkernels_row_finish")
-            return dict.fromkeys((*rows, "jaxkernels_sgemm"), capsule)
+            return dict.fromkeys((*rows, "jaxkernels_sgemm", "jaxkernels_attention"), capsule)
 
         stub = types.ModuleType("jaxkernels._cuda")
         stub.registrations = registrations

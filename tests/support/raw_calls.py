@@ -55,6 +55,13 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
         flags = {"trans_a": False, "trans_b": False}
         sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
+    if target == "jaxkernels_attention":
+        out = ((1, 3, 2, 4), F32)
+        flags = dict.fromkeys(("has_bias", "has_mask", "has_q_lengths", "has_k_lengths"), False)
+        scalars = {"scale": np.float32(0.5), "left": -(2**30), "right": 0}
+        scratch = (6 * 32768 + 4 * 1024,)  # a tile for each head of each operand
+        results = [out, ((1, 2, 3, 2), F32), (scratch, np.dtype("uint8"))]
+        return Call([out, out, out], results, {**scalars, **flags})
     operation: Any = name or str(rng.choice(operations_of(target)))
     traits = contract.OPERATIONS[operation]
     has_mask = bool(rng.integers(0, 2)) and any(x.role == "mask" for x in traits.operands)

@@ -15,20 +15,6 @@
 
 namespace jaxkernels {
 
-// GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
-template <int kRegisters>
-__device__ inline void GiveRegisters() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#endif
-}
-template <int kRegisters>
-__device__ inline void TakeRegisters() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#endif
-}
-
 // Registers per thread (setmaxnreg): producer 24, consumers 240. 128 x 24 + 256 x 240 of 65536.
 inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 

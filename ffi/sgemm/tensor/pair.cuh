@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "core/float_bits.cuh"
 #include "sgemm/tensor/args.cuh"
 #include "sgemm/tensor/layout.h"
 
@@ -30,9 +31,6 @@ inline constexpr float kLeastSumOfNorm = 0x1p-14f;
 // A norm is at most k times this.
 inline constexpr float kMaxElement = 0x1p15f;
 static_assert(kTensorMaxDepth * double{kMaxElement} < 0x1p32, "norms are uint32");
-
-// PowerOfTwo returns 2^exponent. Requires: -126 <= exponent <= 127.
-__device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
 // LineScale is the scale of a line as two factors, because their product may be out of float32's
 // range.
@@ -70,12 +68,6 @@ __device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts&
   facts.norm += __float2uint_ru(fabsf(scaled));
   const __half high = __float2half_rn(scaled);
   return {high, __float2half_rn((scaled - __half2float(high)) * kLowScale)};
-}
-
-// FiniteBits returns the bits of |x|, which have the order of |x|, or 0 if x is not finite.
-__device__ inline uint32_t FiniteBits(float x) {
-  const uint32_t bits = __float_as_uint(x) & 0x7fffffff;
-  return bits < 0x7f800000 ? bits : 0;
 }
 
 // KeepScale is called by one thread of a line.

@@ -1,0 +1,307 @@
+// The forward pass of attention on tensor cores, in float32 accuracy.
+//
+// Work split: a block takes one tile of 128 queries after the other. One thread copies; two
+// warpgroups have 64 queries each. A tile of queries meets its blocks of 128 keys in order; hidden
+// blocks are not copied.
+//
+// P is relative to a power of two, 2^14 above which no P lies: max P is in [2^13, 2^14]. References
+// of rows are integers in base 2, so that rescaling is exact. The sums of P V of a block start anew
+// and are added in float32, which is also their rescaling: wgmma truncates.
+//
+// Result valid in: args.out, args.row_sums.
+#ifndef JAXKERNELS_ATTENTION_FORWARD_CUH_
+#define JAXKERNELS_ATTENTION_FORWARD_CUH_
+
+#include "attention/ring.cuh"
+#include "attention/scores.cuh"
+#include "attention/split.cuh"
+
+namespace jaxkernels {
+
+// Registers per thread (setmaxnreg). 128 x 40 + 256 x 232 of 65536.
+inline constexpr int kCopyingRegisters = 40, kAttendingRegisters = 232;
+
+inline constexpr int kStepsOfBlock = kBlockRows / 16;
+inline constexpr int kOutputs = 32;  // of a thread, in half of the depth
+
+// OutputRows are a thread's two rows of the softmax and of its product with the values.
+template <int kHalves>
+struct OutputRows {
+  float out[kHalves][kOutputs];  // times 2^unit and the row's sum
+  float sum[2];                  // of the thread's columns
+  float shift[2];                // minus the references; infinite while no key was seen
+  int unit;                      // least exponent of the blocks of values so far
+};
+
+// MaximumOfQuad returns the maximum over the four lanes that share a row.
+__device__ inline float MaximumOfQuad(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline float SumOfQuad(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// ExpScores replaces scores by exp2(factor score + shift), and updates the rows' sums. `rescale`
+// becomes the factors of older sums.
+template <int kHalves>
+__device__ inline void ExpScores(float (&scores)[kScores], float factor, OutputRows<kHalves>& rows,
+                                 float (&rescale)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = -kInfinity<float>;
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+      largest = fmaxf(largest, fmaxf(scores[4 * i + 2 * r], scores[4 * i + 2 * r + 1]));
+    }
+    largest = MaximumOfQuad(largest);
+    const float old = rows.shift[r];
+    rows.shift[r] = fminf(old, 14.0f - ceilf(largest * factor));
+    const float shift = rows.shift[r] == kInfinity<float> ? 0.0f : rows.shift[r];
+    const int exponent = static_cast<int>(fmaxf(shift - old, -127.0f));
+    rescale[r] = PowerOfTwo(exponent);  // 2^-127 becomes 0
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kScores / 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float& score = scores[4 * i + 2 * r + j];
+        score = FastExp2(fmaf(score, factor, shift));
+        sums[j] += score;
+      }
+    }
+    rows.sum[r] = fmaf(rows.sum[r], rescale[r], sums[0] + sums[1]);
+  }
+}
+
+// PairsOfA are a warpgroup's 64 x 128 probabilities as operands A: the sums of 16 columns become the
+// operand of one step of k, in their order.
+struct PairsOfA {
+  uint32_t high[kStepsOfBlock][4], low[kStepsOfBlock][4];
+
+  __device__ explicit PairsOfA(const float (&sums)[kScores]) {
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const HalfPairs pairs = SplitPair(sums[2 * i], sums[2 * i + 1]);
+      high[i / 4][i % 4] = pairs.high, low[i / 4][i % 4] = pairs.low;
+    }
+  }
+};
+
+// StartWeightedSum starts sums = A B over a block of keys. `b` is the address of a packed tile.
+__device__ inline void StartWeightedSum(float (&sums)[kOutputs], const PairsOfA& a, uint32_t b) {
+  const uint64_t high = DescribeTile(b), low = DescribeTile(b + kPairPartBytes);
+  FenceProducts();
+#pragma unroll
+  for (int i = 0; i < kStepsOfBlock; ++i) {
+    Multiply64x64(sums, a.high[i], low + i * kDescriptorStepMN, i > 0);
+    Multiply64x64(sums, a.low[i], high + i * kDescriptorStepMN, true);
+  }
+#pragma unroll
+  for (int i = 0; i < kStepsOfBlock; ++i) {
+    Multiply64x64(sums, a.high[i], high + i * kDescriptorStepMN, true);
+  }
+  CommitProducts();
+}
+
+__device__ inline void PromoteSums(float (&out)[kOutputs], const float (&sums)[kOutputs],
+                                   float factor, const float (&rescale)[2]) {
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) {
+    out[i] = fmaf(sums[i], factor, out[i] * rescale[i / 2 % 2]);
+  }
+}
+
+// PowerOfNegative returns 2^exponent, or 0 below 2^-126.
+// Requires: exponent <= 0.
+__device__ inline float PowerOfNegative(int exponent) { return PowerOfTwo(max(exponent, -127)); }
+
+// AttendBlock adds a block of keys to the rows. `last`: no other block follows.
+template <int kHalves, bool kSides>
+__device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRing<kHalves>& ring,
+                                   typename AttentionRing<kHalves>::Cursor& cursor,
+                                   const QueryTile& tile, int block, bool last, int keys,
+                                   const ThreadOfTile& thread, int exponent_q,
+                                   OutputRows<kHalves>& rows) {
+  const int key_head = tile.head / args.head_group;
+  const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
+  const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
+  const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  int slots[kHalves];
+  float scores[kScores];
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    ring.WaitFull(cursor);
+    slots[half] = cursor.slot;
+    StartScores(scores, ring.Queries(half) + first_row, ring.Slot(cursor.slot), half > 0);
+    cursor.Advance();
+  }
+  [[maybe_unused]] uint32_t bits[2];
+  if constexpr (kSides) {
+    if (args.mask.data != nullptr) {
+      bits[0] = LoadMask(args, tile, block, thread, 0);
+      bits[1] = LoadMask(args, tile, block, thread, 1);
+    }
+  }
+  WaitForProducts<0>();
+  LaunderRegisters(scores);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) ring.Release(slots[half]);
+  if (last) ring.ReleaseQueries();
+  float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
+  if constexpr (kSides) {
+    if (args.bias.data != nullptr) {
+      AddBias(args, tile, block, thread, factor, scores);
+      factor = 1.0f;
+    }
+    if (args.mask.data != nullptr) HideByMask(scores, bits);
+  }
+  HideByBand(scores, args, tile, block, keys, thread);
+  float rescale[2];
+  ExpScores(scores, factor, rows, rescale);
+  const PairsOfA probabilities(scores);
+  float sums[kHalves][kOutputs];
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    ring.WaitFull(cursor);
+    slots[half] = cursor.slot;
+    StartWeightedSum(sums[half], probabilities, ring.Slot(cursor.slot));
+    cursor.Advance();
+  }
+  const int unit = min(rows.unit, exponent_v);
+  const float factor_v = PowerOfNegative(unit - exponent_v);
+  const float factor_out = PowerOfNegative(unit - rows.unit);
+  rows.unit = unit;
+  rescale[0] *= factor_out, rescale[1] *= factor_out;
+  if constexpr (kHalves == 2) {
+    WaitForProducts<1>();
+    LaunderRegisters(sums[0]);
+    ring.Release(slots[0]);
+    PromoteSums(rows.out[0], sums[0], factor_v, rescale);
+  }
+  WaitForProducts<0>();
+  LaunderRegisters(sums[kHalves - 1]);
+  ring.Release(slots[kHalves - 1]);
+  PromoteSums(rows.out[kHalves - 1], sums[kHalves - 1], factor_v, rescale);
+}
+
+// StoreRows divides the sums and stores them. Queries beyond the length see nothing.
+template <int kHalves>
+__device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& tile,
+                                 const ThreadOfTile& thread, const OutputRows<kHalves>& rows) {
+  const float undo = PowerOfTwo(-rows.unit);
+  const int length = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
+  const int depth = args.v.depth;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = tile.tile * kBlockRows + thread.row + 8 * r;
+    const float sum = SumOfQuad(rows.sum[r]);
+    if (query >= args.q.rows) continue;
+    const bool sees = query < length && sum != 0.0f;
+    const float inverse = 1.0f / sum;
+    const int64_t row = int64_t{tile.batch} * args.q.rows + query;
+    float* const to = args.out + (row * args.q.heads + tile.head) * depth;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int i = 0; i < kOutputs / 4; ++i) {
+        const int column = half * kHalfDepth + 8 * i + thread.column;
+        float2 pair;
+        pair.x = sees ? rows.out[half][4 * i + 2 * r] * inverse * undo : 0.0f;
+        pair.y = sees ? rows.out[half][4 * i + 2 * r + 1] * inverse * undo : 0.0f;
+        if (args.out_pairs) {
+          if (column < depth) *reinterpret_cast<float2*>(to + column) = pair;
+        } else {
+          if (column < depth) to[column] = pair.x;
+          if (column + 1 < depth) to[column + 1] = pair.y;
+        }
+      }
+    }
+    if (thread.column == 0) {
+      const int64_t number = (int64_t{tile.batch} * args.q.heads + tile.head) * args.q.rows + query;
+      args.row_sums[number] =
+          sees ? make_float2(-rows.shift[r], sum) : make_float2(-kInfinity<float>, 0.0f);
+    }
+  }
+}
+
+// AttendTiles is called by the threads of two warpgroups.
+template <int kHalves, bool kSides>
+__device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRing<kHalves>& ring) {
+  const ThreadOfTile thread;
+  typename AttentionRing<kHalves>::Cursor cursor;
+#pragma unroll 1
+  for (uint32_t round = 0;; ++round) {
+    const int index = ring.WaitForQueries(round & 1);
+    if (index < 0) return;
+    const QueryTile tile = args.order.At(index);
+    const KeyRange blocks = args.BlocksOf(tile);
+    const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
+    const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
+    OutputRows<kHalves> rows;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (float& x : rows.out[half]) x = 0.0f;
+    }
+    rows.sum[0] = rows.sum[1] = 0.0f;
+    rows.shift[0] = rows.shift[1] = kInfinity<float>;
+    rows.unit = 126;  // the largest exponent
+    if (blocks.begin == blocks.end) ring.ReleaseQueries();
+#pragma unroll 1
+    for (int block = blocks.begin; block < blocks.end; ++block) {
+      AttendBlock<kHalves, kSides>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
+                                   thread, exponent_q, rows);
+    }
+    StoreRows(args, tile, thread, rows);
+  }
+}
+
+// CopyTiles is called by one thread.
+template <int kHalves>
+__device__ inline void CopyTiles(const AttentionArgs& args, const AttentionRing<kHalves>& ring) {
+  typename AttentionRing<kHalves>::Cursor cursor;
+  const auto tile_of = [](const SplitOperand& operand, int batch, int head, int block) {
+    return operand.packed + operand.Block(batch, head, block) * kHalves * kPairTileBytes;
+  };
+  int index = atomicAdd(args.counter, 1);
+  for (uint32_t round = 0;; ++round) {
+    if (index >= args.order.Count()) {
+      ring.CopyQueries(round & 1, -1, nullptr);
+      return;
+    }
+    const QueryTile tile = args.order.At(index);
+    ring.CopyQueries(round & 1, index, tile_of(args.q, tile.batch, tile.head, tile.tile));
+    index = atomicAdd(args.counter, 1);
+    const KeyRange blocks = args.BlocksOf(tile);
+    const int key_head = tile.head / args.head_group;
+    for (int block = blocks.begin; block < blocks.end; ++block) {
+      ring.CopyBlock(cursor, tile_of(args.k, tile.batch, key_head, block));
+      ring.CopyBlock(cursor, tile_of(args.v, tile.batch, key_head, block));
+    }
+  }
+}
+
+template <int kHalves, bool kSides>
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    AttentionForward(const __grid_constant__ AttentionArgs args) {
+#if JK_HAS_WGMMA
+  extern __shared__ char smem[];
+  __shared__ AttentionBarriers barriers;
+  const AttentionRing<kHalves> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    GiveRegisters<kCopyingRegisters>();
+    if (threadIdx.x == 0) CopyTiles<kHalves>(args, ring);
+  } else {
+    TakeRegisters<kAttendingRegisters>();
+    AttendTiles<kHalves, kSides>(args, ring);
+  }
+#endif
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ATTENTION_FORWARD_CUH_

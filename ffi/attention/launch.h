@@ -1,0 +1,44 @@
+// Launches the kernels of attention.
+//
+// Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate or
+// wait, so that CUDA graphs can capture them.
+#ifndef JAXKERNELS_ATTENTION_LAUNCH_H_
+#define JAXKERNELS_ATTENTION_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "attention/plan.h"
+#include "attention/tiles.h"
+
+namespace jaxkernels {
+
+// ScoreOperand is a bias or a mask that broadcasts to (batch, heads, queries, keys).
+template <typename T>
+struct ScoreOperand {
+  const T* data = nullptr;  // null without one
+  int64_t shape[4] = {1, 1, 1, 1};
+};
+
+struct AttentionCall {
+  const float* q;
+  const float* k;
+  const float* v;
+  ScoreOperand<float> bias;
+  ScoreOperand<uint8_t> mask;
+  const int32_t* q_lengths = nullptr;
+  const int32_t* k_lengths = nullptr;
+  float scale;
+  BandOfKeys band;
+  float* out;
+  float* row_sums;
+  char* scratch;
+};
+
+cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan& plan,
+                            const AttentionCall& call, cudaStream_t stream);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ATTENTION_LAUNCH_H_

@@ -1,0 +1,77 @@
+// The layout of split operands of attention, and of the scratch.
+//
+// Owns: the sizes of tiles, and the offsets in the scratch. Must not know: CUDA, XLA.
+//
+// An operand becomes packed tiles, in the order [batch][head][block of rows][half of the depth]. A
+// packed tile is 128 rows x 64 elements of the depth: first the high parts, then the low parts, in
+// the layout of core/wgmma.cuh. Elements beyond the operand are zero. Each block of rows has an
+// exponent: its elements are multiplied by that power of two before they are split.
+#ifndef JAXKERNELS_ATTENTION_LAYOUT_H_
+#define JAXKERNELS_ATTENTION_LAYOUT_H_
+
+#include <cstdint>
+
+#include "core/ceil_div.h"
+#include "core/host_device.h"
+
+namespace jaxkernels {
+
+inline constexpr int kBlockRows = 128;  // queries of a tile, and keys
+inline constexpr int kHalfDepth = 64;   // elements of the depth in a packed tile
+inline constexpr int kRowBytes = kHalfDepth * 2;
+inline constexpr int kPairPartBytes = kBlockRows * kRowBytes;
+inline constexpr int kPairTileBytes = 2 * kPairPartBytes;
+
+// PlaceOfChunk returns the offset of the 8 elements from 8 chunk on of a row, in a part of a tile.
+JK_HOST_DEVICE constexpr int PlaceOfChunk(int row, int chunk) {
+  return row * kRowBytes + ((chunk ^ row % 8) << 4);
+}
+
+inline constexpr int kMaxDepth = 128;
+constexpr int HalvesOf(int64_t depth) { return depth > kHalfDepth ? 2 : 1; }
+
+// Shared memory holds the tile of queries and a ring of packed tiles of keys and values.
+constexpr int RingSlots(int halves) { return 7 - halves; }
+inline constexpr int kAttentionSmemBytes = 7 * kPairTileBytes + 1024;
+inline constexpr int kAttentionThreads = 384;  // one warpgroup copies, two multiply
+inline constexpr int kMultiplyingWarps = 8;
+
+inline constexpr int kSplitAttentionThreads = 256;
+
+struct SplitScratch {
+  int64_t blocks;     // of rows, in all heads of all batch members
+  int64_t packed;     // HalvesOf(depth) packed tiles a block
+  int64_t exponents;  // int32 a block
+};
+
+// Offsets in bytes from the start of the scratch, all of them multiples of 1024.
+struct AttentionScratch {
+  SplitScratch q, k, v;
+  int64_t counter;  // int32: the next tile of queries
+  int64_t bytes;
+};
+
+// MakeAttentionScratch lays out the scratch of `batch` members.
+inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int64_t keys,
+                                             int64_t heads, int64_t key_heads, int halves) {
+  AttentionScratch scratch = {};
+  const auto take = [&](int64_t bytes) {
+    const int64_t place = scratch.bytes;
+    scratch.bytes += CeilDiv(bytes, 1024) * 1024;
+    return place;
+  };
+  const auto take_split = [&](SplitScratch& split, int64_t rows, int64_t heads_of_operand) {
+    split.blocks = batch * heads_of_operand * CeilDiv(rows, kBlockRows);
+    split.packed = take(split.blocks * halves * kPairTileBytes);
+    split.exponents = take(split.blocks * 4);
+  };
+  take_split(scratch.q, queries, heads);
+  take_split(scratch.k, keys, key_heads);
+  take_split(scratch.v, keys, key_heads);
+  scratch.counter = take(4);
+  return scratch;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ATTENTION_LAYOUT_H_

@@ -1,0 +1,63 @@
+#include "attention/plan.h"
+
+#include <algorithm>
+
+#include "attention/layout.h"
+#include "attention/tiles.h"
+#include "core/ceil_div.h"
+
+namespace jaxkernels {
+namespace {
+
+// Split operands of more bytes than the first number are made for groups of the batch, of at most
+// the second, so that they stay in the L2 and beside no array of their size.
+constexpr int64_t kMaxScratchBytes = int64_t{128} << 20;
+constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
+
+// Keys and values of the heads whose tiles are computed together. Half of an H100's L2.
+constexpr int64_t kBytesOfHeads = int64_t{24} << 20;
+
+std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {
+  if (!limits.has_wgmma) return "needs Hopper's tensor cores and code for them";
+  if (std::min({p.batch, p.queries, p.keys, p.heads, p.key_heads, p.depth, p.value_depth}) < 1) {
+    return "there is nothing to compute";
+  }
+  if (p.heads % p.key_heads != 0) return "heads must be a multiple of the heads of keys";
+  if (std::max(p.depth, p.value_depth) > kMaxDepth) {
+    return "takes depths up to " + std::to_string(kMaxDepth);
+  }
+  const int64_t tiles = p.batch * p.heads * CeilDiv(std::max(p.queries, p.keys), kBlockRows);
+  if (std::max(p.queries, p.keys) >= kOpenBand || tiles >= kOpenBand) return "is too large";
+  return "";
+}
+
+}  // namespace
+
+AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits) {
+  const std::string why = WhyNone(problem, limits);
+  if (!why.empty()) return {{}, "float32 attention on tensor cores " + why};
+  AttentionPlan plan;
+  plan.halves = HalvesOf(std::max(problem.depth, problem.value_depth));
+  const auto scratch_of = [&](int64_t batch) {
+    return MakeAttentionScratch(batch, problem.queries, problem.keys, problem.heads,
+                                problem.key_heads, plan.halves)
+        .bytes;
+  };
+  const int64_t most = std::max<int64_t>(kScratchBytesOfGroup / scratch_of(1), 1);
+  plan.groups = scratch_of(problem.batch) > kMaxScratchBytes ? CeilDiv(problem.batch, most) : 1;
+  plan.batch_of_group = CeilDiv(problem.batch, plan.groups);
+  plan.groups = CeilDiv(problem.batch, plan.batch_of_group);
+  plan.scratch_bytes = scratch_of(plan.batch_of_group);
+  const int64_t heads = plan.batch_of_group * problem.heads;
+  plan.tiles = heads * CeilDiv(problem.queries, kBlockRows);
+  const int64_t bytes_of_head = CeilDiv(problem.keys, kBlockRows) * plan.halves * kPairTileBytes *
+                                2 * problem.key_heads / problem.heads;
+  plan.heads_of_group = static_cast<int>(
+      std::clamp<int64_t>(kBytesOfHeads / std::max<int64_t>(bytes_of_head, 1), 1, heads));
+  plan.grid_blocks = std::min<int64_t>(plan.tiles, limits.sm_count);
+  plan.block_threads = kAttentionThreads;
+  plan.smem_bytes = kAttentionSmemBytes;
+  return {plan, ""};
+}
+
+}  // namespace jaxkernels

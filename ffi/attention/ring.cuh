@@ -1,0 +1,106 @@
+// The shared memory of an attention kernel: a tile of queries, and a ring of slots for packed tiles
+// of keys and values.
+//
+// Owns: barriers and copies. Must not know: what is computed from the tiles.
+#ifndef JAXKERNELS_ATTENTION_RING_CUH_
+#define JAXKERNELS_ATTENTION_RING_CUH_
+
+#include "attention/args.cuh"
+#include "core/mbarrier.cuh"
+#include "core/shared_address.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kMaxSlots = RingSlots(1);
+
+struct AttentionBarriers {
+  uint64_t full[kMaxSlots], empty[kMaxSlots];
+  uint64_t queries_full, queries_empty;
+  int index;  // of the tile of queries; negative: there are no more
+};
+
+// SlotCursor is a position in the ring, and the parity of the round.
+template <int kSlots>
+struct SlotCursor {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ void Advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// AttentionRing: a slot is full when its bytes have arrived, and empty when all multiplying warps
+// have released it. The same holds for the queries.
+template <int kHalves>
+class AttentionRing {
+ public:
+  static constexpr int kSlots = RingSlots(kHalves);
+  using Cursor = SlotCursor<kSlots>;
+
+  // `smem` starts at a 1024-byte boundary.
+  __device__ AttentionRing(AttentionBarriers& barriers, uint32_t smem)
+      : barriers_(barriers), smem_(smem) {}
+
+  // Init is called by one thread, before a __syncthreads().
+  __device__ void Init() const {
+    for (int i = 0; i < kSlots; ++i) {
+      ByteBarrier(&barriers_.full[i]).Init();
+      WarpBarrier(&barriers_.empty[i]).Init(kMultiplyingWarps);
+    }
+    ByteBarrier(&barriers_.queries_full).Init();
+    WarpBarrier(&barriers_.queries_empty).Init(kMultiplyingWarps);
+    FenceBarriers();
+  }
+
+  __device__ uint32_t Queries(int half) const { return smem_ + half * kPairTileBytes; }
+  __device__ uint32_t Slot(int slot) const { return smem_ + (kHalves + slot) * kPairTileBytes; }
+
+  // These are called by multiplying threads. ReleaseX is called by all lanes of a warp.
+  __device__ int WaitForQueries(uint32_t parity) const {
+    ByteBarrier(&barriers_.queries_full).Wait(parity);
+    return barriers_.index;
+  }
+  __device__ void ReleaseQueries() const { Arrive(&barriers_.queries_empty); }
+  __device__ void WaitFull(const Cursor& cursor) const {
+    ByteBarrier(&barriers_.full[cursor.slot]).Wait(cursor.parity);
+  }
+  __device__ void Release(int slot) const { Arrive(&barriers_.empty[slot]); }
+
+  // These are called by the one thread that copies.
+  __device__ void CopyQueries(uint32_t parity, int index, const char* from) const {
+    const ByteBarrier full(&barriers_.queries_full);
+    WarpBarrier(&barriers_.queries_empty).Wait(parity ^ 1);
+    barriers_.index = index;
+    full.Expect(from == nullptr ? 0 : kHalves * kPairTileBytes);
+    if (from == nullptr) return;
+    for (int half = 0; half < kHalves; ++half) {
+      CopyBytes(Queries(half), from + half * kPairTileBytes, kPairTileBytes, full);
+    }
+  }
+  // CopyBlock fills a slot for each half of the depth.
+  __device__ void CopyBlock(Cursor& cursor, const char* from) const {
+    for (int half = 0; half < kHalves; ++half) {
+      const ByteBarrier full(&barriers_.full[cursor.slot]);
+      WarpBarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
+      full.Expect(kPairTileBytes);
+      CopyBytes(Slot(cursor.slot), from + half * kPairTileBytes, kPairTileBytes, full);
+      cursor.Advance();
+    }
+  }
+
+ private:
+  __device__ static void Arrive(const uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) WarpBarrier(barrier).Arrive();
+  }
+
+  AttentionBarriers& barriers_;
+  uint32_t smem_;
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ATTENTION_RING_CUH_
