@@ -23,6 +23,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsAttentionCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsAttentionBackwardCuda);
 
 namespace {
 
@@ -33,6 +34,7 @@ nb::dict Registrations() {
       Target::Of<JaxkernelsRowFinishCuda>("jaxkernels_row_finish"),
       Target::Of<JaxkernelsSgemmCuda>("jaxkernels_sgemm"),
       Target::Of<JaxkernelsAttentionCuda>("jaxkernels_attention"),
+      Target::Of<JaxkernelsAttentionBackwardCuda>("jaxkernels_attention_backward"),
   });
 }
 

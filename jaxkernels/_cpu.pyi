@@ -50,7 +50,7 @@ class AttentionKernelPlan:
     batch_of_group: Final[int]
     tiles: Final[int]
     heads_of_group: Final[int]
-    grid_blocks: Final[int]
+    sm_count: Final[int]
     block_threads: Final[int]
     smem_bytes: Final[int]
     scratch_bytes: Final[int]

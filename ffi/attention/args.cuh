@@ -24,6 +24,10 @@ struct SplitOperand {
   __device__ int64_t Block(int batch, int head, int block) const {
     return (int64_t{batch} * heads + head) * blocks + block;
   }
+  template <int kHalves>
+  __device__ const char* Tile(int batch, int head, int block, int half) const {
+    return packed + (Block(batch, head, block) * kHalves + half) * kPairTileBytes;
+  }
 };
 
 // ScoreSide is a bias or a mask. Strides count elements; they are 0 along broadcast dimensions.

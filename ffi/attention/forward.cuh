@@ -75,31 +75,34 @@ __device__ inline void ExpScores(float (&scores)[kScores], float factor, OutputR
   }
 }
 
-// PairsOfA are a warpgroup's 64 x 128 probabilities as operands A: the sums of 16 columns become the
-// operand of one step of k, in their order.
+// PairsOfA are 64 x 16 kSteps elements of a warpgroup as operands A: the sums of 16 columns become
+// the operand of one step of k, in their order.
+template <int kSteps>
 struct PairsOfA {
-  uint32_t high[kStepsOfBlock][4], low[kStepsOfBlock][4];
+  uint32_t high[kSteps][4], low[kSteps][4];
 
-  __device__ explicit PairsOfA(const float (&sums)[kScores]) {
+  __device__ explicit PairsOfA(const float (&sums)[8 * kSteps]) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
+    for (int i = 0; i < 4 * kSteps; ++i) {
       const HalfPairs pairs = SplitPair(sums[2 * i], sums[2 * i + 1]);
       high[i / 4][i % 4] = pairs.high, low[i / 4][i % 4] = pairs.low;
     }
   }
 };
 
-// StartWeightedSum starts sums = A B over a block of keys. `b` is the address of a packed tile.
-__device__ inline void StartWeightedSum(float (&sums)[kOutputs], const PairsOfA& a, uint32_t b) {
+// StartWeightedSum starts sums = A B. `b` is the address in a packed tile of the first row of B.
+template <int kSteps>
+__device__ inline void StartWeightedSum(float (&sums)[kOutputs], const PairsOfA<kSteps>& a,
+                                        uint32_t b) {
   const uint64_t high = DescribeTile(b), low = DescribeTile(b + kPairPartBytes);
   FenceProducts();
 #pragma unroll
-  for (int i = 0; i < kStepsOfBlock; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     Multiply64x64(sums, a.high[i], low + i * kDescriptorStepMN, i > 0);
     Multiply64x64(sums, a.low[i], high + i * kDescriptorStepMN, true);
   }
 #pragma unroll
-  for (int i = 0; i < kStepsOfBlock; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     Multiply64x64(sums, a.high[i], high + i * kDescriptorStepMN, true);
   }
   CommitProducts();
@@ -134,7 +137,7 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
   for (int half = 0; half < kHalves; ++half) {
     ring.WaitFull(cursor);
     slots[half] = cursor.slot;
-    StartScores(scores, ring.Queries(half) + first_row, ring.Slot(cursor.slot), half > 0);
+    StartScores(scores, ring.Resident(half) + first_row, ring.Slot(cursor.slot), half > 0);
     cursor.Advance();
   }
   [[maybe_unused]] uint32_t bits[2];
@@ -148,7 +151,7 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
   LaunderRegisters(scores);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) ring.Release(slots[half]);
-  if (last) ring.ReleaseQueries();
+  if (last) ring.ReleaseResident();
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kSides) {
     if (args.bias.data != nullptr) {
@@ -160,7 +163,7 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
   HideByBand(scores, args, tile, block, keys, thread);
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);
-  const PairsOfA probabilities(scores);
+  const PairsOfA<kStepsOfBlock> probabilities(scores);
   float sums[kHalves][kOutputs];
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
@@ -233,7 +236,7 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRin
   typename AttentionRing<kHalves>::Cursor cursor;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
-    const int index = ring.WaitForQueries(round & 1);
+    const int index = ring.WaitForResident(round & 1);
     if (index < 0) return;
     const QueryTile tile = args.order.At(index);
     const KeyRange blocks = args.BlocksOf(tile);
@@ -248,7 +251,7 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRin
     rows.sum[0] = rows.sum[1] = 0.0f;
     rows.shift[0] = rows.shift[1] = kInfinity<float>;
     rows.unit = 126;  // the largest exponent
-    if (blocks.begin == blocks.end) ring.ReleaseQueries();
+    if (blocks.begin == blocks.end) ring.ReleaseResident();
 #pragma unroll 1
     for (int block = blocks.begin; block < blocks.end; ++block) {
       AttendBlock<kHalves, kSides>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
@@ -262,25 +265,29 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRin
 template <int kHalves>
 __device__ inline void CopyTiles(const AttentionArgs& args, const AttentionRing<kHalves>& ring) {
   typename AttentionRing<kHalves>::Cursor cursor;
-  const auto tile_of = [](const SplitOperand& operand, int batch, int head, int block) {
-    return operand.packed + operand.Block(batch, head, block) * kHalves * kPairTileBytes;
-  };
   int index = atomicAdd(args.counter, 1);
-  for (uint32_t round = 0;; ++round) {
-    if (index >= args.order.Count()) {
-      ring.CopyQueries(round & 1, -1, nullptr);
-      return;
-    }
+  uint32_t round = 0;
+  for (; index < args.order.Count(); ++round) {
     const QueryTile tile = args.order.At(index);
-    ring.CopyQueries(round & 1, index, tile_of(args.q, tile.batch, tile.head, tile.tile));
+    const char* queries[kHalves];
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      queries[half] = args.q.Tile<kHalves>(tile.batch, tile.head, tile.tile, half);
+    }
+    ring.CopyResident(round & 1, index, queries);
     index = atomicAdd(args.counter, 1);
     const KeyRange blocks = args.BlocksOf(tile);
     const int key_head = tile.head / args.head_group;
     for (int block = blocks.begin; block < blocks.end; ++block) {
-      ring.CopyBlock(cursor, tile_of(args.k, tile.batch, key_head, block));
-      ring.CopyBlock(cursor, tile_of(args.v, tile.batch, key_head, block));
+      for (int half = 0; half < kHalves; ++half) {
+        ring.CopyTile(cursor, args.k.Tile<kHalves>(tile.batch, key_head, block, half));
+      }
+      for (int half = 0; half < kHalves; ++half) {
+        ring.CopyTile(cursor, args.v.Tile<kHalves>(tile.batch, key_head, block, half));
+      }
     }
   }
+  ring.Finish(round & 1);
 }
 
 template <int kHalves, bool kSides>

@@ -1,13 +1,14 @@
-// The FFI handler of attention on tensor cores.
+// The FFI handlers of attention on tensor cores.
 //
-// Owns: the parser of a call with its checks, and the path to a plan and a launch. Must not know: how
-// a kernel works. The handler never allocates or synchronises, so that CUDA graphs can capture it. The
-// scratch is the third result, which XLA allocates.
+// Owns: the parser of a call with its checks, and the path to a plan and a launch. Must not know:
+// how a kernel works. Handlers never allocate or synchronise, so that CUDA graphs can capture it.
+// The scratch is the last result, which XLA allocates.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/launch.h"
@@ -61,15 +62,20 @@ ffi::Error ReadSide(const NamedBuffer& side, const Shape& scores, ScoreOperand<T
   return ffi::Error::Success();
 }
 
-// ReadRest reads the operands after q, k and v, in the order of their flags.
-ffi::Error ReadRest(const ffi::RemainingArgs& rest, const AttentionProblem& problem, bool has_bias,
-                    bool has_mask, bool has_q_lengths, bool has_k_lengths, AttentionCall* call) {
-  const Shape scores = {problem.batch, problem.heads, problem.queries, problem.keys};
+// Flags tells which operands follow q, k and v.
+struct Flags {
+  bool bias, mask, q_lengths, k_lengths;
+};
+
+// OperandReader reads the operands after q, k and v one after the other, and keeps the first error.
+struct OperandReader {
+  const ffi::RemainingArgs& rest;
   std::size_t next = 0;
   ffi::Error error = ffi::Error::Success();
-  const auto read = [&](bool present, const char* name, ffi::DataType type, const char* type_name,
-                        auto&& take) {
-    if (!present || error.failure()) return;
+
+  template <typename Take>
+  void Read(const char* name, ffi::DataType type, const char* type_name, Take take) {
+    if (error.failure()) return;
     const ffi::ErrorOr<ffi::AnyBuffer> buffer = rest.get<ffi::AnyBuffer>(next++);
     if (!buffer) {
       error = buffer.error();
@@ -78,25 +84,44 @@ ffi::Error ReadRest(const ffi::RemainingArgs& rest, const AttentionProblem& prob
     const NamedBuffer named = {name, *buffer};
     error = CheckType(named, type, type_name);
     if (error.success()) error = take(named);
-  };
-  const auto read_lengths = [&](const int32_t** lengths) {
-    return [&problem, lengths](const NamedBuffer& named) {
+  }
+
+  void ReadArray(const char* name, const Shape& shape, const float** data) {
+    Read(name, ffi::DataType::F32, "float32", [&](const NamedBuffer& named) {
+      *data = static_cast<const float*>(named.buffer.untyped_data());
+      return CheckShape(named, shape);
+    });
+  }
+
+  void ReadLengths(const char* name, int64_t batch, const int32_t** lengths) {
+    Read(name, ffi::DataType::S32, "int32", [&](const NamedBuffer& named) {
       *lengths = static_cast<const int32_t*>(named.buffer.untyped_data());
-      return CheckShape(named, {problem.batch});
-    };
-  };
-  read(has_bias, "bias", ffi::DataType::F32, "float32",
-       [&](const NamedBuffer& named) { return ReadSide(named, scores, &call->bias); });
-  read(has_mask, "mask", ffi::DataType::PRED, "bool",
-       [&](const NamedBuffer& named) { return ReadSide(named, scores, &call->mask); });
-  read(has_q_lengths, "q_lengths", ffi::DataType::S32, "int32", read_lengths(&call->q_lengths));
-  read(has_k_lengths, "k_lengths", ffi::DataType::S32, "int32", read_lengths(&call->k_lengths));
-  if (error.success() && next != rest.size()) return Explain("more operands than flags");
-  return error;
-}
+      return CheckShape(named, {batch});
+    });
+  }
+
+  void ReadSides(const AttentionProblem& problem, const Flags& has, AttentionCall* call) {
+    const Shape scores = {problem.batch, problem.heads, problem.queries, problem.keys};
+    if (has.bias) {
+      Read("bias", ffi::DataType::F32, "float32",
+           [&](const NamedBuffer& named) { return ReadSide(named, scores, &call->bias); });
+    }
+    if (has.mask) {
+      Read("mask", ffi::DataType::PRED, "bool",
+           [&](const NamedBuffer& named) { return ReadSide(named, scores, &call->mask); });
+    }
+    if (has.q_lengths) ReadLengths("q_lengths", problem.batch, &call->q_lengths);
+    if (has.k_lengths) ReadLengths("k_lengths", problem.batch, &call->k_lengths);
+  }
+
+  ffi::Error Finish() {
+    if (error.success() && next != rest.size()) return Explain("more operands than flags");
+    return error;
+  }
+};
 
 ffi::Error ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
-                       AttentionProblem* problem) {
+                       AttentionProblem* problem, AttentionCall* call) {
   for (const NamedBuffer& buffer : {NamedBuffer{"q", q}, {"k", k}, {"v", v}}) {
     if (ffi::Error error = CheckType(buffer, ffi::DataType::F32, "float32"); error.failure()) {
       return error;
@@ -115,8 +140,57 @@ ffi::Error ReadProblem(const ffi::AnyBuffer& q, const ffi::AnyBuffer& k, const f
               .key_heads = of_k[2],
               .depth = of_q[3],
               .value_depth = of_v[3]};
+  call->q = static_cast<const float*>(q.untyped_data());
+  call->k = static_cast<const float*>(k.untyped_data());
+  call->v = static_cast<const float*>(v.untyped_data());
   return CheckShape({"v", v}, {of_k[0], of_k[1], of_k[2], of_v[3]});
 }
+
+ffi::Error ReadOptions(float scale, int64_t left, int64_t right, AttentionCall* call) {
+  const auto bound = [](int64_t side) {
+    return static_cast<int>(std::clamp<int64_t>(side, -kOpenBand, kOpenBand));
+  };
+  call->scale = scale;
+  call->band = {.left = bound(left), .right = bound(right)};
+  if (!(scale > 0.0f)) return Explain("the scale must be positive");
+  return ffi::Error::Success();
+}
+
+ffi::Error CheckResult(const char* name, const ffi::AnyBuffer& result, const Shape& shape) {
+  const NamedBuffer named = {name, result};
+  ffi::Error error = CheckType(named, ffi::DataType::F32, "float32");
+  return error.failure() ? error : CheckShape(named, shape);
+}
+
+// Plan makes the plan for a device, and checks that the scratch suffices.
+ffi::Error Plan(const AttentionProblem& problem, int32_t ordinal, bool backward,
+                const ffi::AnyBuffer& scratch, AttentionPlan* plan) {
+  const DeviceLimitsResult found = LimitsOfDevice(ordinal);
+  if (found.limits == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kUnavailable, std::string(kName) + ": " + found.error);
+  }
+  const AttentionPlanResult planned = PlanAttention(problem, *found.limits, backward);
+  if (!planned.error.empty()) return Explain(planned.error);
+  *plan = planned.plan;
+  const auto address = reinterpret_cast<std::uintptr_t>(scratch.untyped_data());
+  if (static_cast<int64_t>(scratch.size_bytes()) >= plan->scratch_bytes && address % 16 == 0) {
+    return ffi::Error::Success();
+  }
+  return Explain("the scratch needs " + std::to_string(plan->scratch_bytes) +
+                 " bytes from a multiple of 16 on, and has " +
+                 std::to_string(scratch.size_bytes()));
+}
+
+ffi::Error ErrorOfLaunch(cudaError_t status, const AttentionPlan& plan) {
+  if (status == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error::Internal("attention: the launch of " + TextOf(plan) +
+                              " failed: " + cudaGetErrorString(status));
+}
+
+Shape ShapeOfResult(const AttentionProblem& p) {
+  return {p.batch, p.queries, p.heads, p.value_depth};
+}
+Shape ShapeOfSums(const AttentionProblem& p) { return {p.batch, p.heads, p.queries, 2}; }
 
 ffi::Error Attend(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuffer& q,
                   const ffi::AnyBuffer& k, const ffi::AnyBuffer& v, const ffi::RemainingArgs& rest,
@@ -125,68 +199,92 @@ ffi::Error Attend(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuffer& q,
                   bool has_bias, bool has_mask, bool has_q_lengths, bool has_k_lengths) {
   AttentionProblem problem;
   AttentionCall call = {};
-  ffi::Error error = ReadProblem(q, k, v, &problem);
-  if (error.success()) {
-    error = ReadRest(rest, problem, has_bias, has_mask, has_q_lengths, has_k_lengths, &call);
-  }
-  const Shape shape = {problem.batch, problem.queries, problem.heads, problem.value_depth};
-  const Shape shape_of_sums = {problem.batch, problem.heads, problem.queries, 2};
-  if (error.success()) error = CheckShape({"the result", *out}, shape);
-  if (error.success()) error = CheckShape({"the row sums", *row_sums}, shape_of_sums);
-  for (const NamedBuffer& result : {NamedBuffer{"the result", *out}, {"the row sums", *row_sums}}) {
-    if (error.success()) error = CheckType(result, ffi::DataType::F32, "float32");
-  }
+  AttentionPlan plan;
+  ffi::Error error = ReadProblem(q, k, v, &problem, &call);
+  if (error.success()) error = ReadOptions(scale, left, right, &call);
   if (error.failure()) return error;
-  if (!(scale > 0.0f)) return Explain("the scale must be positive");
-  const DeviceLimitsResult found = LimitsOfDevice(ordinal);
-  if (found.limits == nullptr) {
-    return ffi::Error(ffi::ErrorCode::kUnavailable, std::string(kName) + ": " + found.error);
-  }
-  const AttentionPlanResult planned = PlanAttention(problem, *found.limits);
-  if (!planned.error.empty()) return Explain(planned.error);
-  if (static_cast<int64_t>(scratch->size_bytes()) < planned.plan.scratch_bytes ||
-      reinterpret_cast<std::uintptr_t>(scratch->untyped_data()) % 16 != 0) {
-    return Explain("the scratch needs " + std::to_string(planned.plan.scratch_bytes) +
-                   " bytes from a multiple of 16 on, and has " +
-                   std::to_string(scratch->size_bytes()));
-  }
-  call.q = static_cast<const float*>(q.untyped_data());
-  call.k = static_cast<const float*>(k.untyped_data());
-  call.v = static_cast<const float*>(v.untyped_data());
-  call.scale = scale;
-  const auto bound = [](int64_t side) {
-    return static_cast<int>(std::clamp<int64_t>(side, -kOpenBand, kOpenBand));
-  };
-  call.band = {.left = bound(left), .right = bound(right)};
+  OperandReader reader{rest};
+  reader.ReadSides(problem, {has_bias, has_mask, has_q_lengths, has_k_lengths}, &call);
+  error = reader.Finish();
+  if (error.success()) error = CheckResult("the result", *out, ShapeOfResult(problem));
+  if (error.success()) error = CheckResult("the row sums", *row_sums, ShapeOfSums(problem));
+  if (error.success()) error = Plan(problem, ordinal, /*backward=*/false, *scratch, &plan);
+  if (error.failure()) return error;
   call.out = static_cast<float*>(out->untyped_data());
   call.row_sums = static_cast<float*>(row_sums->untyped_data());
   call.scratch = static_cast<char*>(scratch->untyped_data());
-  const cudaError_t status = LaunchAttention(problem, planned.plan, call, stream);
-  if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal("attention: the launch of " + TextOf(planned.plan) +
-                              " failed: " + cudaGetErrorString(status));
+  return ErrorOfLaunch(LaunchAttention(problem, plan, call, stream), plan);
+}
+
+// The operands after those of the forward pass are its results, and the cotangent of the first.
+ffi::Error Differentiate(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuffer& q,
+                         const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
+                         const ffi::RemainingArgs& rest, ffi::Result<ffi::AnyBuffer> dq,
+                         ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
+                         ffi::Result<ffi::AnyBuffer> scratch, float scale, int64_t left,
+                         int64_t right, bool has_bias, bool has_mask, bool has_q_lengths,
+                         bool has_k_lengths) {
+  AttentionProblem problem;
+  AttentionCall call = {};
+  AttentionPlan plan;
+  ffi::Error error = ReadProblem(q, k, v, &problem, &call);
+  if (error.success()) error = ReadOptions(scale, left, right, &call);
+  if (error.failure()) return error;
+  const float* out = nullptr;
+  const float* row_sums = nullptr;
+  AttentionGradients gradients = {};
+  OperandReader reader{rest};
+  reader.ReadSides(problem, {has_bias, has_mask, has_q_lengths, has_k_lengths}, &call);
+  reader.ReadArray("the result", ShapeOfResult(problem), &out);
+  reader.ReadArray("the row sums", ShapeOfSums(problem), &row_sums);
+  reader.ReadArray("its cotangent", ShapeOfResult(problem), &gradients.dout);
+  error = reader.Finish();
+  if (error.success()) error = CheckResult("dq", *dq, ShapeOf(q));
+  if (error.success()) error = CheckResult("dk", *dk, ShapeOf(k));
+  if (error.success()) error = CheckResult("dv", *dv, ShapeOf(v));
+  if (error.success()) error = Plan(problem, ordinal, /*backward=*/true, *scratch, &plan);
+  if (error.failure()) return error;
+  call.out = const_cast<float*>(out);
+  call.row_sums = const_cast<float*>(row_sums);
+  call.scratch = static_cast<char*>(scratch->untyped_data());
+  gradients.dq = static_cast<float*>(dq->untyped_data());
+  gradients.dk = static_cast<float*>(dk->untyped_data());
+  gradients.dv = static_cast<float*>(dv->untyped_data());
+  return ErrorOfLaunch(LaunchAttentionBackward(problem, plan, call, gradients, stream), plan);
+}
+
+auto BindOperands() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .Ret<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>()
+      .Ret<ffi::AnyBuffer>();
+}
+
+template <typename Binding>
+auto BindAttributes(Binding binding) {
+  return std::move(binding)
+      .template Attr<float>("scale")
+      .template Attr<int64_t>("left")
+      .template Attr<int64_t>("right")
+      .template Attr<bool>("has_bias")
+      .template Attr<bool>("has_mask")
+      .template Attr<bool>("has_q_lengths")
+      .template Attr<bool>("has_k_lengths");
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsAttentionCuda, Attend,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .RemainingArgs()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<float>("scale")
-                                  .Attr<int64_t>("left")
-                                  .Attr<int64_t>("right")
-                                  .Attr<bool>("has_bias")
-                                  .Attr<bool>("has_mask")
-                                  .Attr<bool>("has_q_lengths")
-                                  .Attr<bool>("has_k_lengths"),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsAttentionCuda, Attend, BindAttributes(BindOperands()),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsAttentionBackwardCuda, Differentiate,
+                              BindAttributes(BindOperands().Ret<ffi::AnyBuffer>()),
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxkernels

@@ -1,8 +1,7 @@
-#include "attention/launch.h"
-
 #include <algorithm>
 
-#include "attention/forward.cuh"
+#include "attention/backward.cuh"
+#include "attention/launch.h"
 #include "core/launch_kernel.h"
 
 namespace jaxkernels {
@@ -19,7 +18,7 @@ T* Member(T* data, int64_t member, int64_t elements) {
 }
 
 SplitOperand OperandOf(const float* data, int64_t member, int64_t rows, int64_t heads,
-                       int64_t depth, char* scratch, const SplitScratch& offsets) {
+                       int64_t depth, char* scratch, const SplitPlaces& offsets) {
   return {.data = Member(data, member, rows * heads * depth),
           .rows = static_cast<int>(rows),
           .heads = static_cast<int>(heads),
@@ -50,11 +49,10 @@ ScoreSide<T> SideOf(const ScoreOperand<T>& operand, int64_t member) {
 }
 
 AttentionArgs ArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
-                     const AttentionCall& call, int64_t member, int64_t members) {
-  const AttentionScratch scratch = MakeAttentionScratch(members, p.queries, p.keys, p.heads,
-                                                        p.key_heads, plan.halves);
+                     const AttentionCall& call, const AttentionScratch& scratch, int64_t member,
+                     int64_t members) {
   const int64_t rows = p.queries * p.heads;
-  const auto key_operand = [&](const float* data, int64_t depth, const SplitScratch& offsets) {
+  const auto key_operand = [&](const float* data, int64_t depth, const SplitPlaces& offsets) {
     return OperandOf(data, member, p.keys, p.key_heads, depth, call.scratch, offsets);
   };
   return {.q = OperandOf(call.q, member, p.queries, p.heads, p.depth, call.scratch, scratch.q),
@@ -77,38 +75,112 @@ AttentionArgs ArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
           .counter = reinterpret_cast<int*>(call.scratch + scratch.counter)};
 }
 
+GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
+                            const AttentionCall& call, const AttentionGradients& gradients,
+                            int64_t member, int64_t members) {
+  const AttentionScratch scratch = MakeAttentionScratch(
+      members, p.queries, p.keys, p.heads, p.key_heads, plan.halves, /*backward=*/true);
+  const int64_t rows = p.queries * p.heads, key_rows = p.keys * p.key_heads;
+  static_assert(sizeof(RowFacts) == kRowFactsBytes);
+  return {.forward = ArgsOf(p, plan, call, scratch, member, members),
+          .g = OperandOf(gradients.dout, member, p.queries, p.heads, p.value_depth, call.scratch,
+                         scratch.g),
+          .out = Member(call.out, member, rows * p.value_depth),
+          .facts = reinterpret_cast<RowFacts*>(call.scratch + scratch.facts),
+          .scale = call.scale,
+          .dq = Member(gradients.dq, member, rows * p.depth),
+          .dk = Member(gradients.dk, member, key_rows * p.depth),
+          .dv = Member(gradients.dv, member, key_rows * p.value_depth),
+          .key_order = {.heads = static_cast<int>(p.key_heads),
+                        .tiles = static_cast<int>(CeilDiv(p.keys, kBlockRows)),
+                        .group = std::max(
+                            plan.heads_of_group / static_cast<int>(p.heads / p.key_heads), 1),
+                        .all_heads = static_cast<int>(members * p.key_heads),
+                        .of_keys = true},
+          .key_counter = reinterpret_cast<int*>(call.scratch + scratch.key_counter)};
+}
+
+unsigned BlocksOfOperand(const SplitOperand& operand, int64_t members) {
+  return static_cast<unsigned>(members * operand.heads * operand.blocks);
+}
+
+bool HasSides(const AttentionArgs& args) {
+  return args.bias.data != nullptr || args.mask.data != nullptr;
+}
+
 template <int kHalves>
-cudaError_t LaunchGroup(const AttentionPlan& plan, const AttentionArgs& args, int64_t members,
-                        cudaStream_t stream) {
-  const auto blocks_of = [&](const SplitOperand& operand) {
-    return static_cast<unsigned>(members * operand.heads * operand.blocks);
-  };
-  const unsigned blocks_q = blocks_of(args.q), blocks_k = blocks_of(args.k);
-  const int64_t blocks = int64_t{blocks_q} + blocks_k + blocks_of(args.v);
-  const cudaError_t error =
-      LaunchKernel(SplitAttention<kHalves>, {blocks, kSplitAttentionThreads}, stream, args,
-                   blocks_q, blocks_k);
+cudaError_t LaunchSplit(const AttentionArgs& args, int64_t members, cudaStream_t stream) {
+  const unsigned blocks_q = BlocksOfOperand(args.q, members);
+  const unsigned blocks_k = BlocksOfOperand(args.k, members);
+  const int64_t blocks = int64_t{blocks_q} + blocks_k + BlocksOfOperand(args.v, members);
+  return LaunchKernel(SplitAttention<kHalves>, {blocks, kSplitAttentionThreads}, stream, args,
+                      blocks_q, blocks_k);
+}
+
+// ShapeOf is the launch of a kernel whose blocks take one of `tiles` after the other.
+LaunchShape ShapeOf(const AttentionPlan& plan, int64_t tiles) {
+  return {std::min<int64_t>(plan.sm_count, tiles), plan.block_threads, plan.smem_bytes};
+}
+
+template <int kHalves>
+cudaError_t LaunchForward(const AttentionPlan& plan, const AttentionArgs& args, int64_t members,
+                          cudaStream_t stream) {
+  const cudaError_t error = LaunchSplit<kHalves>(args, members, stream);
   if (error != cudaSuccess) return error;
-  const bool has_sides = args.bias.data != nullptr || args.mask.data != nullptr;
   return LaunchKernel(
-      has_sides ? AttentionForward<kHalves, true> : AttentionForward<kHalves, false>,
-      {std::min<int64_t>(plan.grid_blocks, args.order.Count()), plan.block_threads,
-       plan.smem_bytes},
-      stream, args);
+      HasSides(args) ? AttentionForward<kHalves, true> : AttentionForward<kHalves, false>,
+      ShapeOf(plan, args.order.Count()), stream, args);
+}
+
+cudaError_t LaunchBackward(const AttentionPlan& plan, const GradientArgs& args, int64_t members,
+                           cudaStream_t stream) {
+  const bool sides = HasSides(args.forward);
+  cudaError_t error = LaunchSplit<1>(args.forward, members, stream);
+  if (error == cudaSuccess) {
+    error = LaunchKernel(SplitGradient, {BlocksOfOperand(args.g, members), kSplitAttentionThreads},
+                         stream, args);
+  }
+  if (error == cudaSuccess) {
+    error = LaunchKernel(sides ? AttentionQueryGradient<true> : AttentionQueryGradient<false>,
+                         ShapeOf(plan, args.forward.order.Count()), stream, args);
+  }
+  if (error != cudaSuccess) return error;
+  return LaunchKernel(sides ? AttentionKeyGradient<true> : AttentionKeyGradient<false>,
+                      ShapeOf(plan, args.key_order.Count()), stream, args);
+}
+
+// ForGroups calls launch(first member, members) for each group of the batch.
+template <typename Launch>
+cudaError_t ForGroups(const AttentionProblem& problem, const AttentionPlan& plan, Launch launch) {
+  cudaError_t error = cudaSuccess;
+  for (int64_t member = 0; error == cudaSuccess && member < problem.batch;
+       member += plan.batch_of_group) {
+    error = launch(member, std::min(plan.batch_of_group, problem.batch - member));
+  }
+  return error;
 }
 
 }  // namespace
 
 cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan& plan,
                             const AttentionCall& call, cudaStream_t stream) {
-  for (int64_t member = 0; member < problem.batch; member += plan.batch_of_group) {
-    const int64_t members = std::min(plan.batch_of_group, problem.batch - member);
-    const AttentionArgs args = ArgsOf(problem, plan, call, member, members);
-    const cudaError_t error = plan.halves == 1 ? LaunchGroup<1>(plan, args, members, stream)
-                                               : LaunchGroup<2>(plan, args, members, stream);
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+  return ForGroups(problem, plan, [&](int64_t member, int64_t members) {
+    const AttentionScratch scratch =
+        MakeAttentionScratch(members, problem.queries, problem.keys, problem.heads,
+                             problem.key_heads, plan.halves, /*backward=*/false);
+    const AttentionArgs args = ArgsOf(problem, plan, call, scratch, member, members);
+    return plan.halves == 1 ? LaunchForward<1>(plan, args, members, stream)
+                            : LaunchForward<2>(plan, args, members, stream);
+  });
+}
+
+cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const AttentionPlan& plan,
+                                    const AttentionCall& call, const AttentionGradients& gradients,
+                                    cudaStream_t stream) {
+  return ForGroups(problem, plan, [&](int64_t member, int64_t members) {
+    return LaunchBackward(plan, GradientArgsOf(problem, plan, call, gradients, member, members),
+                          members, stream);
+  });
 }
 
 }  // namespace jaxkernels

@@ -1,7 +1,7 @@
 // Launches the kernels of attention.
 //
-// Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate or
-// wait, so that CUDA graphs can capture them.
+// Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate
+// or wait, so that CUDA graphs can capture them.
 #ifndef JAXKERNELS_ATTENTION_LAUNCH_H_
 #define JAXKERNELS_ATTENTION_LAUNCH_H_
 
@@ -36,8 +36,21 @@ struct AttentionCall {
   char* scratch;
 };
 
+// LaunchAttention computes `out` and `row_sums`.
 cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan& plan,
                             const AttentionCall& call, cudaStream_t stream);
+
+struct AttentionGradients {
+  const float* dout;
+  float* dq;
+  float* dk;
+  float* dv;
+};
+
+// LaunchAttentionBackward computes the gradients from `call.out` and `call.row_sums`.
+cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const AttentionPlan& plan,
+                                    const AttentionCall& call, const AttentionGradients& gradients,
+                                    cudaStream_t stream);
 
 }  // namespace jaxkernels
 

@@ -27,7 +27,7 @@ JK_HOST_DEVICE constexpr int PlaceOfChunk(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ row % 8) << 4);
 }
 
-inline constexpr int kMaxDepth = 128;
+inline constexpr int kMaxDepth = 128, kMaxBackwardDepth = 64;
 constexpr int HalvesOf(int64_t depth) { return depth > kHalfDepth ? 2 : 1; }
 
 // Shared memory holds the tile of queries and a ring of packed tiles of keys and values.
@@ -38,7 +38,7 @@ inline constexpr int kMultiplyingWarps = 8;
 
 inline constexpr int kSplitAttentionThreads = 256;
 
-struct SplitScratch {
+struct SplitPlaces {
   int64_t blocks;     // of rows, in all heads of all batch members
   int64_t packed;     // HalvesOf(depth) packed tiles a block
   int64_t exponents;  // int32 a block
@@ -46,21 +46,27 @@ struct SplitScratch {
 
 // Offsets in bytes from the start of the scratch, all of them multiples of 1024.
 struct AttentionScratch {
-  SplitScratch q, k, v;
-  int64_t counter;  // int32: the next tile of queries
+  SplitPlaces q, k, v;
+  SplitPlaces g;        // dO, in the backward pass only
+  int64_t facts;        // RowFacts of each row of g
+  int64_t counter;      // int32: the next tile of queries
+  int64_t key_counter;  // int32: the next tile of keys, in the backward pass
   int64_t bytes;
 };
 
+inline constexpr int kRowFactsBytes = 16;
+
 // MakeAttentionScratch lays out the scratch of `batch` members.
 inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int64_t keys,
-                                             int64_t heads, int64_t key_heads, int halves) {
+                                             int64_t heads, int64_t key_heads, int halves,
+                                             bool backward) {
   AttentionScratch scratch = {};
   const auto take = [&](int64_t bytes) {
     const int64_t place = scratch.bytes;
     scratch.bytes += CeilDiv(bytes, 1024) * 1024;
     return place;
   };
-  const auto take_split = [&](SplitScratch& split, int64_t rows, int64_t heads_of_operand) {
+  const auto take_split = [&](SplitPlaces& split, int64_t rows, int64_t heads_of_operand) {
     split.blocks = batch * heads_of_operand * CeilDiv(rows, kBlockRows);
     split.packed = take(split.blocks * halves * kPairTileBytes);
     split.exponents = take(split.blocks * 4);
@@ -69,6 +75,11 @@ inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int
   take_split(scratch.k, keys, key_heads);
   take_split(scratch.v, keys, key_heads);
   scratch.counter = take(4);
+  if (backward) {
+    take_split(scratch.g, queries, heads);
+    scratch.facts = take(scratch.g.blocks * kBlockRows * kRowFactsBytes);
+    scratch.key_counter = take(4);
+  }
   return scratch;
 }
 

@@ -1,7 +1,7 @@
 // The policy of attention on tensor cores: (problem, device limits) -> plan.
 //
-// Owns: which problems the kernels serve, the groups of the batch, the scratch and the grid. Must not
-// know: CUDA, XLA, Python.
+// Owns: which problems the kernels serve, the groups of the batch, the scratch and the grid. Must
+// not know: CUDA, XLA, Python.
 #ifndef JAXKERNELS_ATTENTION_PLAN_H_
 #define JAXKERNELS_ATTENTION_PLAN_H_
 
@@ -27,7 +27,7 @@ struct AttentionPlan {
   int64_t batch_of_group = 0;  // members
   int64_t tiles = 0;           // of 128 queries, of a group
   int heads_of_group = 1;      // heads whose tiles are computed together
-  int64_t grid_blocks = 0;
+  int sm_count = 0;            // of the device, and the most blocks of a launch
   int block_threads = 0;
   int smem_bytes = 0;         // dynamic shared memory of a block
   int64_t scratch_bytes = 0;  // split operands of a group
@@ -38,8 +38,7 @@ struct AttentionPlan {
     return std::tuple(Field("halves", self.halves), Field("groups", self.groups),
                       Field("batch_of_group", self.batch_of_group), Field("tiles", self.tiles),
                       Field("heads_of_group", self.heads_of_group),
-                      Field("grid_blocks", self.grid_blocks),
-                      Field("block_threads", self.block_threads),
+                      Field("sm_count", self.sm_count), Field("block_threads", self.block_threads),
                       Field("smem_bytes", self.smem_bytes),
                       Field("scratch_bytes", self.scratch_bytes));
   }
@@ -51,7 +50,9 @@ struct AttentionPlanResult {
   std::string error;
 };
 
-AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits);
+// `backward`: the plan of the backward pass.
+AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits,
+                                  bool backward);
 
 }  // namespace jaxkernels
 

@@ -1,5 +1,5 @@
-// The shared memory of an attention kernel: a tile of queries, and a ring of slots for packed tiles
-// of keys and values.
+// The shared memory of an attention kernel: resident packed tiles, and a ring of slots for others.
+// The forward pass keeps queries and streams keys and values.
 //
 // Owns: barriers and copies. Must not know: what is computed from the tiles.
 #ifndef JAXKERNELS_ATTENTION_RING_CUH_
@@ -15,8 +15,8 @@ inline constexpr int kMaxSlots = RingSlots(1);
 
 struct AttentionBarriers {
   uint64_t full[kMaxSlots], empty[kMaxSlots];
-  uint64_t queries_full, queries_empty;
-  int index;  // of the tile of queries; negative: there are no more
+  uint64_t resident_full, resident_empty;
+  int index;  // of the resident tiles; negative: there are no more
 };
 
 // SlotCursor is a position in the ring, and the parity of the round.
@@ -34,11 +34,11 @@ struct SlotCursor {
 };
 
 // AttentionRing: a slot is full when its bytes have arrived, and empty when all multiplying warps
-// have released it. The same holds for the queries.
-template <int kHalves>
+// have released it. The same holds for the resident tiles.
+template <int kResident>
 class AttentionRing {
  public:
-  static constexpr int kSlots = RingSlots(kHalves);
+  static constexpr int kSlots = RingSlots(kResident);
   using Cursor = SlotCursor<kSlots>;
 
   // `smem` starts at a 1024-byte boundary.
@@ -51,45 +51,46 @@ class AttentionRing {
       ByteBarrier(&barriers_.full[i]).Init();
       WarpBarrier(&barriers_.empty[i]).Init(kMultiplyingWarps);
     }
-    ByteBarrier(&barriers_.queries_full).Init();
-    WarpBarrier(&barriers_.queries_empty).Init(kMultiplyingWarps);
+    ByteBarrier(&barriers_.resident_full).Init();
+    WarpBarrier(&barriers_.resident_empty).Init(kMultiplyingWarps);
     FenceBarriers();
   }
 
-  __device__ uint32_t Queries(int half) const { return smem_ + half * kPairTileBytes; }
-  __device__ uint32_t Slot(int slot) const { return smem_ + (kHalves + slot) * kPairTileBytes; }
+  __device__ uint32_t Resident(int tile) const { return smem_ + tile * kPairTileBytes; }
+  __device__ uint32_t Slot(int slot) const { return smem_ + (kResident + slot) * kPairTileBytes; }
 
   // These are called by multiplying threads. ReleaseX is called by all lanes of a warp.
-  __device__ int WaitForQueries(uint32_t parity) const {
-    ByteBarrier(&barriers_.queries_full).Wait(parity);
+  __device__ int WaitForResident(uint32_t parity) const {
+    ByteBarrier(&barriers_.resident_full).Wait(parity);
     return barriers_.index;
   }
-  __device__ void ReleaseQueries() const { Arrive(&barriers_.queries_empty); }
+  __device__ void ReleaseResident() const { Arrive(&barriers_.resident_empty); }
   __device__ void WaitFull(const Cursor& cursor) const {
     ByteBarrier(&barriers_.full[cursor.slot]).Wait(cursor.parity);
   }
   __device__ void Release(int slot) const { Arrive(&barriers_.empty[slot]); }
 
   // These are called by the one thread that copies.
-  __device__ void CopyQueries(uint32_t parity, int index, const char* from) const {
-    const ByteBarrier full(&barriers_.queries_full);
-    WarpBarrier(&barriers_.queries_empty).Wait(parity ^ 1);
+  __device__ void CopyResident(uint32_t parity, int index,
+                               const char* const (&from)[kResident]) const {
+    const ByteBarrier full(&barriers_.resident_full);
+    WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
     barriers_.index = index;
-    full.Expect(from == nullptr ? 0 : kHalves * kPairTileBytes);
-    if (from == nullptr) return;
-    for (int half = 0; half < kHalves; ++half) {
-      CopyBytes(Queries(half), from + half * kPairTileBytes, kPairTileBytes, full);
-    }
+    full.Expect(kResident * kPairTileBytes);
+    for (int i = 0; i < kResident; ++i) CopyBytes(Resident(i), from[i], kPairTileBytes, full);
   }
-  // CopyBlock fills a slot for each half of the depth.
-  __device__ void CopyBlock(Cursor& cursor, const char* from) const {
-    for (int half = 0; half < kHalves; ++half) {
-      const ByteBarrier full(&barriers_.full[cursor.slot]);
-      WarpBarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
-      full.Expect(kPairTileBytes);
-      CopyBytes(Slot(cursor.slot), from + half * kPairTileBytes, kPairTileBytes, full);
-      cursor.Advance();
-    }
+  // Finish tells the multiplying threads that there are no more tiles.
+  __device__ void Finish(uint32_t parity) const {
+    WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
+    barriers_.index = -1;
+    ByteBarrier(&barriers_.resident_full).Expect(0);
+  }
+  __device__ void CopyTile(Cursor& cursor, const char* from) const {
+    const ByteBarrier full(&barriers_.full[cursor.slot]);
+    WarpBarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
+    full.Expect(kPairTileBytes);
+    CopyBytes(Slot(cursor.slot), from, kPairTileBytes, full);
+    cursor.Advance();
   }
 
  private:

@@ -20,22 +20,23 @@ inline constexpr int kScores = 64;  // of a thread
 inline constexpr int kStepsOfHalf = kHalfDepth / 16;
 
 // StartScores starts scores (+)= A B^T over half of the depth: cross products first, because one
-// accumulator has them all. `a` and `b` are addresses of packed tiles; `a` is that of the
-// warpgroup's rows.
-__device__ inline void StartScores(float (&scores)[kScores], uint32_t a, uint32_t b, bool keep) {
+// accumulator has them all. `a` and `b` are addresses in packed tiles, of the first of 64 rows of A
+// and of the 128 or 64 rows of B.
+template <int kSums>
+__device__ inline void StartScores(float (&scores)[kSums], uint32_t a, uint32_t b, bool keep) {
   const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + kPairPartBytes);
   const uint64_t b_high = DescribeTile(b), b_low = DescribeTile(b + kPairPartBytes);
   FenceProducts();
 #pragma unroll
   for (int i = 0; i < kStepsOfHalf; ++i) {
     const uint64_t at = i * kDescriptorStep;
-    Multiply64x128(scores, a_high + at, b_low + at, keep || i > 0);
-    Multiply64x128(scores, a_low + at, b_high + at, true);
+    Multiply(scores, a_high + at, b_low + at, keep || i > 0);
+    Multiply(scores, a_low + at, b_high + at, true);
   }
 #pragma unroll
   for (int i = 0; i < kStepsOfHalf; ++i) {
     const uint64_t at = i * kDescriptorStep;
-    Multiply64x128(scores, a_high + at, b_high + at, true);
+    Multiply(scores, a_high + at, b_high + at, true);
   }
   CommitProducts();
 }
@@ -59,8 +60,7 @@ struct ThreadOfTile {
 
 // AddBias turns scores into factor score + bias log2(e); elements beyond the array get no bias.
 __device__ inline void AddBias(const AttentionArgs& args, const QueryTile& tile, int block,
-                               const ThreadOfTile& thread, float factor,
-                               float (&scores)[kScores]) {
+                               const ThreadOfTile& thread, float factor, float (&scores)[kScores]) {
   const int column = block * kBlockRows + thread.column;
   const bool whole = args.bias.pairs && (block + 1) * kBlockRows <= args.k.rows;
 #pragma unroll

@@ -1,7 +1,7 @@
 // Which tiles a block computes, and which of their scores are visible.
 //
-// Owns: the order of the tiles of queries, the range of keys of a tile, and the visible columns of a
-// thread. Host and device share these functions, so that they are tested without a GPU. Must not
+// Owns: the order of the tiles of queries, the range of keys of a tile, and the visible columns of
+// a thread. Host and device share these functions, so that they are tested without a GPU. Must not
 // know: CUDA, XLA.
 #ifndef JAXKERNELS_ATTENTION_TILES_H_
 #define JAXKERNELS_ATTENTION_TILES_H_
@@ -41,17 +41,32 @@ JK_HOST_DEVICE inline KeyRange KeysOfTile(const BandOfKeys& band, int first, int
   return {begin, MaxInt(begin, MinInt(first + kBlockRows - 1 + band.right, keys - 1) + 1)};
 }
 
+// QueriesOfKey returns the queries that see key j.
+JK_HOST_DEVICE inline KeyRange QueriesOfKey(const BandOfKeys& band, int j, int keys, int queries) {
+  const int begin = MinInt(MaxInt(j - band.right, 0), queries);
+  return {begin, j < keys ? MaxInt(begin, MinInt(j - band.left, queries - 1) + 1) : begin};
+}
+
+// QueriesOfTile returns the queries that see any key of [first, first + 128).
+JK_HOST_DEVICE inline KeyRange QueriesOfTile(const BandOfKeys& band, int first, int keys,
+                                             int queries) {
+  const int last = MinInt(first + kBlockRows, keys) - 1;
+  const int begin = MinInt(MaxInt(first - band.right, 0), queries);
+  return {begin, last < first ? begin : MaxInt(begin, MinInt(last - band.left, queries - 1) + 1)};
+}
+
 // IsWhole tells whether all queries of [first, first + 128) see all keys of a block.
 JK_HOST_DEVICE inline bool IsWhole(const BandOfKeys& band, int first, int block, int keys) {
   const int begin = block * kBlockRows, end = begin + kBlockRows;
-  return end <= keys && begin >= first + kBlockRows - 1 + band.left && end - 1 <= first + band.right;
+  return end <= keys && begin >= first + kBlockRows - 1 + band.left &&
+         end - 1 <= first + band.right;
 }
 
 // A thread has the columns ColumnOf(i) + lane % 4 * 2 of a tile, with element i of its sums.
 JK_HOST_DEVICE constexpr int ColumnOf(int i) { return i / 4 * 8 + i % 2; }
 
-// IsVisible tells whether a column lies in the range, which is relative to the thread's first column
-// of the tile.
+// IsVisible tells whether a column lies in the range, which is relative to the thread's first
+// column of the tile.
 JK_HOST_DEVICE inline bool IsVisible(const KeyRange& range, int column) {
   return static_cast<unsigned>(column - range.begin) <
          static_cast<unsigned>(range.end - range.begin);
@@ -63,18 +78,20 @@ struct QueryTile {
 };
 
 // TileOrder is the tile scheduler: it maps an index to a tile. Heads come in groups whose keys and
-// values fit in the L2. In a group the last tiles come first: under a causal mask they are the
-// longest.
+// values fit in the L2. In a group the longest tiles under a causal mask come first: the last ones
+// of queries, the first ones of keys.
 struct TileOrder {
   int heads, tiles, group;  // heads of a batch member, tiles of a head, heads of a group
   int all_heads;            // of all batch members
+  bool of_keys;
 
   JK_HOST_DEVICE int Count() const { return all_heads * tiles; }
   JK_HOST_DEVICE QueryTile At(int index) const {
     const int first = index / (group * tiles) * group;
     const int size = MinInt(group, all_heads - first);
     const int rest = index - first * tiles, head = first + rest % size;
-    return {head / heads, head % heads, tiles - 1 - rest / size};
+    const int place = rest / size;
+    return {head / heads, head % heads, of_keys ? place : tiles - 1 - place};
   }
 };
 

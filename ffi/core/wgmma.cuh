@@ -19,9 +19,9 @@ namespace jaxkernels {
 // registers. Compiled for sm_90a only; elsewhere the functions are empty.
 //
 // A tile is lines of 64 float16 (128 bytes), one after the other. 16-byte chunk c of line r lies at
-// place c ^ (r % 8) of the line (the 128-byte swizzle). A tile starts at a 1024-byte boundary. It is
-// K-major if a line is 64 k of one row of A or one column of B. A tile of B is MN-major if a line is
-// 64 columns of one k.
+// place c ^ (r % 8) of the line (the 128-byte swizzle). A tile starts at a 1024-byte boundary. It
+// is K-major if a line is 64 k of one row of A or one column of B. A tile of B is MN-major if a
+// line is 64 columns of one k.
 //
 // Element i of a thread's sums has row 16 * warp + lane / 4 + i / 2 % 2 * 8 and column i / 4 * 8 +
 // lane % 4 * 2 + i % 2.
@@ -91,8 +91,25 @@ __device__ inline void Multiply64x128(float (&sums)[64], uint64_t a, uint64_t b,
 #endif
 }
 
-// Multiply64x64 computes sums = (keep ? sums : 0) + A B of 64 x 64 x 16. A thread has elements of A in
-// the layout of sums: `a` are those of two times 8 columns, in pairs (PairsOfA). B is MN-major.
+// Multiply64x64 computes sums = (keep ? sums : 0) + A B of 64 x 64 x 16.
+__device__ inline void Multiply64x64(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
+#if JK_HAS_WGMMA
+  asm volatile(
+      "{\n"
+      ".reg .pred keep;\n"
+      "setp.ne.b32 keep, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "
+      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+      ", %32, %33, keep, 1, 1, 0, 0;\n"
+      "}\n"
+      : JK_SUMS_8(sums, 0), JK_SUMS_8(sums, 8), JK_SUMS_8(sums, 16), JK_SUMS_8(sums, 24)
+      : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
+#endif
+}
+
+// As above for operands A in registers. A thread has elements of A in
+// the layout of sums: `a` are those of two times 8 columns, in pairs. B is MN-major.
 __device__ inline void Multiply64x64(float (&sums)[32], const uint32_t (&a)[4], uint64_t b,
                                      bool keep) {
 #if JK_HAS_WGMMA
@@ -112,6 +129,14 @@ __device__ inline void Multiply64x64(float (&sums)[32], const uint32_t (&a)[4], 
 
 #undef JK_SUMS_64
 #undef JK_SUMS_8
+
+// Multiply is one of the products above, by the number of a thread's sums.
+__device__ inline void Multiply(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
+  Multiply64x128(sums, a, b, keep);
+}
+__device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
+  Multiply64x64(sums, a, b, keep);
+}
 
 // GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
 template <int kRegisters>

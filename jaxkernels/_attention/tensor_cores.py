@@ -56,11 +56,11 @@ def why_not(given: Operands) -> str:
     return ""
 
 
-def _plan(given: Operands) -> AttentionKernelPlan:
+def _plan(given: Operands, backward: bool = False) -> AttentionKernelPlan:
     (batch, queries, heads, depth), (_, keys, key_heads, _) = given.q.shape, given.k.shape
     limits = devices.limits_of(None)
     sizes = (batch, queries, keys, heads, key_heads, depth, given.v.shape[-1])
-    return registry.cpu_module.plan_attention_kernel(*sizes, limits)
+    return registry.cpu_module.plan_attention_kernel(*sizes, limits, backward)
 
 
 def plain_form(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -80,18 +80,31 @@ def kernel_form(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
         jax.ShapeDtypeStruct((batch, heads, queries, 2), jnp.float32),
         jax.ShapeDtypeStruct((_plan(given).scratch_bytes,), jnp.uint8),
     )
-    bounds = call.band.attributes()
-    y, rows, _ = jax.ffi.ffi_call(registry.ATTENTION_TARGET, results)(
-        *operands,
-        scale=np.float32(call.scale),
-        left=bounds["left"],
-        right=bounds["right"],
-        has_bias=given.bias is not None,
-        has_mask=given.mask is not None,
-        has_q_lengths=given.q_lengths is not None,
-        has_k_lengths=given.k_lengths is not None,
-    )
+    kernel = jax.ffi.ffi_call(registry.ATTENTION_TARGET, results)
+    y, rows, _ = kernel(*operands, **_attributes(call, given))
     return [y, rows]
+
+
+def kernel_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The cotangents of q, k and v by the kernels; operands: those of the call, y, (r, s), dy."""
+    given = call.operands(operands)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (given.q, given.k, given.v)]
+    scratch = jax.ShapeDtypeStruct((_plan(given, backward=True).scratch_bytes,), jnp.uint8)
+    kernel = jax.ffi.ffi_call(registry.ATTENTION_BACKWARD_TARGET, [*results, scratch])
+    return list(kernel(*operands, **_attributes(call, given))[:3])
+
+
+def _attributes(call: Call, given: Operands) -> dict[str, Any]:
+    bounds = call.band.attributes()
+    return {
+        "scale": np.float32(call.scale),
+        "left": bounds["left"],
+        "right": bounds["right"],
+        "has_bias": given.bias is not None,
+        "has_mask": given.mask is not None,
+        "has_q_lengths": given.q_lengths is not None,
+        "has_k_lengths": given.k_lengths is not None,
+    }
 
 
 def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
@@ -99,7 +112,7 @@ def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
     q, v = given.q, given.v
     (batch, t, heads, _), spec = q.shape, compat.aval_spec(q)
     of_batch, of_t, of_heads, _ = spec
-    y = compat.with_shape_and_spec(q, (*q.shape[:3], v.shape[-1]), spec)
+    y = compat.with_shape_and_spec(q, (*q.shape[:3], v.shape[-1]), tuple(spec))
     rows = compat.with_shape_and_spec(q, (batch, heads, t, 2), (of_batch, of_heads, of_t, None))
     return [y.update(weak_type=False), rows.update(weak_type=False)]
 

@@ -31,9 +31,11 @@ STATISTICS_TARGET = "jaxkernels_row_statistics"
 FINISH_TARGET = "jaxkernels_row_finish"
 SGEMM_TARGET = "jaxkernels_sgemm"
 ATTENTION_TARGET = "jaxkernels_attention"
+ATTENTION_BACKWARD_TARGET = "jaxkernels_attention_backward"
+ATTENTION_TARGETS = (ATTENTION_TARGET, ATTENTION_BACKWARD_TARGET)
 _ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 # Targets by JAX's platform name. XLA computes matrix products on CPUs.
-TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET, ATTENTION_TARGET)}
+TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET, *ATTENTION_TARGETS)}
 
 try:
     VERSION = importlib.metadata.version("jaxkernels")
@@ -205,7 +207,7 @@ def why_not_live(target: str, platform: str) -> str:
     """The reason why a target cannot be called on a platform; empty if it can."""
     if not has_kernels(platform):
         return why_no_kernels(platform)
-    if target == ATTENTION_TARGET and platform == "cpu":
+    if target in ATTENTION_TARGETS and platform == "cpu":
         return "attention that keeps scores serves this platform"
     if target not in TARGETS[platform]:
         return "XLA's own product, at highest precision, serves this platform"

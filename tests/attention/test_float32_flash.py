@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from attention_cases import Sizes, check
 
 from jaxkernels._attention import checks, heads, tensor_cores
+from jaxkernels._attention.problem import Call, present
 from jaxkernels._core import devices, registry
 from jaxkernels._rows.masked_kernels import band_of
 
@@ -91,6 +93,44 @@ def test_plain_form():
     check_all(SIZES["shallow"], 0, attend)
 
 
+def gradients(q, k, v, dy, **options):
+    """The cotangents of q, k and v by the kernels; options are those of `attend`, with a positive scale."""
+    names = ("bias", "mask", "query_seq_lengths", "key_value_seq_lengths")
+    given = checks.as_operands(q, k, v, *(options.get(name) for name in names))
+    band = band_of(
+        options.get("is_causal", False), options.get("local_window_size"), from_end=False
+    )
+    call = Call(given.names(), options.get("scale", heads.default_scale(q.shape[-1])), band)
+    y, rows = tensor_cores.kernel_form(call, present(given))
+    return tensor_cores.kernel_backward(call, [*present(given), y, rows, dy])
+
+
+@pytest.mark.parametrize("name", [name for name, sizes in SIZES.items() if sizes.H <= 64])
+def test_gradients(hopper, name):
+    sizes = SIZES[name]
+    operands, dy = cases.operands(sizes), cases.operands(sizes, seed=1)[0]
+    sets = {key: x for key, x in arguments(sizes).items() if x.get("scale", 1) > 0}
+    run = jax.jit(lambda *x: {key: gradients(*x, **some) for key, some in sets.items()})
+    for key, found in run(*operands, dy).items():
+        want = flash_cases.truth(operands, "float32", **sets[key]).gradients(dy)
+        for letter, x in zip("qkv", found, strict=True):
+            check(x, want[letter], f"{key}: d{letter}")
+
+
+@pytest.mark.parametrize("name", attention_pairs.NAMES)
+def test_errors_of_gradients(hopper, name):
+    *given, bias = attention_pairs.operands(name, 512, np.random.default_rng(1))
+    scale = 1 / math.sqrt(given[0].shape[1])
+    want, single = (attention_pairs.exact(*given, scale, bias, t) for t in (np.float64, np.float32))
+    options = {} if bias is None else {"bias": bias}
+    found = jax.jit(gradients)(*(x[None, :, None] for x in given), **options)
+    for key, x in zip(("dQ", "dK", "dV"), found, strict=True):
+        mine, theirs = (
+            attention_pairs.errors(y, want[key]) for y in (np.asarray(x)[0, :, 0], single[key])
+        )
+        assert mine[0] <= max(1.05 * theirs[0], 5e-7), (key, mine, theirs)
+
+
 @pytest.mark.parametrize("length", [512, 8192])
 @pytest.mark.parametrize("name", attention_pairs.NAMES)
 def test_errors(hopper, name, length):
@@ -119,6 +159,21 @@ def test_index_arithmetic(tmp_path):
     assert found.returncode == 0, found.stdout
 
 
+def test_calls_have_the_attributes_that_the_handlers_read():
+    """Lowered for a GPU on any machine."""
+    read = set(
+        re.findall(r'Attr<\S+>\("(\w+)"\)', (ROOT / "ffi/attention/handlers.cc").read_text())
+    )
+    sizes = SIZES["grouped"]
+    operands = (*cases.operands(sizes), cases.operands(sizes)[0])
+    program = jax.jit(lambda *x: gradients(*x, **cases.arguments(sizes)["everything"]))
+    text = program.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r"@(jaxkernels_\w+)\(.*?\) \{.*?backend_config = \{(.*?)\}", text)
+    assert {target for target, _ in calls} == set(registry.ATTENTION_TARGETS)
+    for _, attributes in calls:
+        assert set(re.findall(r"(\w+) = ", attributes)) == read
+
+
 H200 = devices.limits_of("h200")
 plan = functools.partial(registry.cpu_module.plan_attention_kernel, limits=H200)
 
@@ -127,11 +182,11 @@ def test_plan_keeps_the_scratch_small():
     found = plan(384, 384, 384, 4, 4, 32, 32)
     assert found.groups * found.batch_of_group >= 384
     assert found.scratch_bytes < 100e6
-    assert found.grid_blocks == H200.sm_count <= found.tiles
+    assert found.sm_count == H200.sm_count <= found.tiles
     whole = plan(4, 2048, 2048, 16, 16, 64, 64)
     assert (whole.groups, whole.halves, whole.tiles) == (1, 1, 1024)
     assert plan(1, 8192, 8192, 16, 16, 128, 128).halves == 2
-    assert plan(2, 1, 5, 2, 1, 65, 8).grid_blocks == 4
+    assert plan(384, 384, 384, 4, 4, 32, 32, backward=True).scratch_bytes < 100e6
 
 
 def test_plan_refuses_what_no_kernel_serves():
@@ -142,5 +197,7 @@ def test_plan_refuses_what_no_kernel_serves():
     ):
         with pytest.raises(ValueError, match=why):
             plan(*sizes)
+    with pytest.raises(ValueError, match="depths up to 64 for gradients"):
+        plan(1, 8, 8, 2, 2, 65, 65, backward=True)
     with pytest.raises(ValueError, match="tensor cores"):
         registry.cpu_module.plan_attention_kernel(1, 8, 8, 2, 2, 8, 8, devices.limits_of("a100"))

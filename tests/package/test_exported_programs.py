@@ -54,7 +54,7 @@ def attributes_read():
 def test_their_attributes_are_those_that_the_targets_read():
     text = "\n".join(load(path).mlir_module() for path in FILES)
     calls = re.findall(r"@(jaxkernels_\w+)\(.*?\) \{mhlo\.backend_config = \{(.*?)\}", text)
-    exported = set(registry.TARGETS["cuda"]) - {registry.ATTENTION_TARGET}
+    exported = set(registry.TARGETS["cuda"]) - {*registry.ATTENTION_TARGETS}
     assert {target for target, _ in calls} == exported
     for target, attributes in calls:
         names = set(re.findall(r"(\w+) = ", attributes))

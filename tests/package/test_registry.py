@@ -20,7 +20,7 @@ def test_status_names_every_target_on_both_platforms():
     }
     for s in status:
         assert s.live == (s.why == "")
-        if s.platform == "cpu" and s.target in ("jaxkernels_sgemm", "jaxkernels_attention"):
+        if s.platform == "cpu" and s.target in (registry.SGEMM_TARGET, *registry.ATTENTION_TARGETS):
             assert "serves this platform" in s.why
         elif s.platform == "cpu":
             assert s.live
@@ -153,7 +153,8 @@ def test_a_gpu_without_code_gets_plain_jax():
         def registrations():
             capsule, *_ = sys.modules["jaxkernels._cpu"].registrations().values()
             rows = ("jaxkernels_rows", "jaxkernels_row_statistics", "jaxkernels_row_finish")
-            return dict.fromkeys((*rows, "jaxkernels_sgemm", "jaxkernels_attention"), capsule)
+            attention = ("jaxkernels_attention", "jaxkernels_attention_backward")
+            return dict.fromkeys((*rows, "jaxkernels_sgemm", *attention), capsule)
 
         stub = types.ModuleType("jaxkernels._cuda")
         stub.registrations = registrations

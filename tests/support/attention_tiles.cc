@@ -21,7 +21,7 @@ void CheckOrder() {
   for (const int heads : {1, 3, 16}) {
     for (const int tiles : {1, 2, 7}) {
       for (const int group : {1, 2, 5, 48}) {
-        const TileOrder order = {heads, tiles, std::min(group, 3 * heads), 3 * heads};
+        const TileOrder order = {heads, tiles, std::min(group, 3 * heads), 3 * heads, group == 2};
         std::vector<int> seen(order.Count());
         for (int i = 0; i < order.Count(); ++i) {
           const QueryTile tile = order.At(i);
@@ -30,7 +30,8 @@ void CheckOrder() {
           Require(fits, "a tile outside the problem", heads, tiles, i);
           ++seen[(tile.batch * heads + tile.head) * tiles + tile.tile];
         }
-        for (const int count : seen) Require(count == 1, "tiles that occur once", heads, tiles, group);
+        for (const int count : seen)
+          Require(count == 1, "tiles that occur once", heads, tiles, group);
       }
     }
   }
@@ -56,10 +57,17 @@ void CheckBands() {
                 whole = whole && sees, any = any || sees;
                 Require(!sees || (j >= all.begin && j < all.end), "a key outside its tile", i, j);
                 Require((j >= row.begin && j < row.end) == sees, "the keys of a row", i, j);
+                const int queries = 500;
+                const KeyRange column_of = QueriesOfKey(band, j, keys, queries);
+                const KeyRange tile = QueriesOfTile(band, block * kBlockRows, keys, queries);
+                const bool seen = sees && i < queries;
+                Require((i >= column_of.begin && i < column_of.end) == seen, "queries", i, j, keys);
+                Require(!seen || (i >= tile.begin && i < tile.end), "queries of a tile", i, j);
                 Require(IsVisible(own, j - column) == sees, "a visible key", i, j);
               }
             }
-            Require(IsWhole(band, first, block, keys) == whole, "a whole block", first, block, keys);
+            Require(IsWhole(band, first, block, keys) == whole, "a whole block", first, block,
+                    keys);
           }
         }
       }
@@ -101,11 +109,13 @@ void CheckFragments() {
 }
 
 void CheckScratch() {
-  const AttentionScratch scratch = MakeAttentionScratch(3, 300, 129, 4, 2, 2);
+  const AttentionScratch scratch = MakeAttentionScratch(3, 300, 129, 4, 2, 2, true);
   Require(scratch.q.blocks == 3 * 4 * 3 && scratch.k.blocks == 3 * 2 * 2, "blocks");
   Require(scratch.k.packed >= scratch.q.exponents + scratch.q.blocks * 4, "places");
   Require(scratch.v.packed >= scratch.k.packed + scratch.k.blocks * 2 * kPairTileBytes, "places");
-  Require(scratch.bytes >= scratch.counter + 4, "bytes");
+  Require(scratch.facts >= scratch.g.exponents + scratch.g.blocks * 4, "places");
+  Require(scratch.bytes >= scratch.key_counter + 4 && scratch.key_counter > scratch.counter,
+          "bytes");
 }
 
 }  // namespace

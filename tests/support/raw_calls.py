@@ -16,7 +16,7 @@ from jaxkernels._core import validate
 from jaxkernels._rows import contract
 
 ROWS, COLS = 5, 7
-PRED, F32 = np.dtype(bool), np.dtype(np.float32)
+PRED, F32, U8 = np.dtype(bool), np.dtype(np.float32), np.dtype(np.uint8)
 HUGE = (2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**31), 2**30, -1)
 TEXTS = ("", "x" * 5000, "auto", *validate.TIERS, *validate.ALGORITHMS, *contract.OPERATIONS)
 NUMBERS = (np.nan, np.inf, -np.inf, -0.0, 1e300, 5e-324)
@@ -55,13 +55,16 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
         flags = {"trans_a": False, "trans_b": False}
         sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
-    if target == "jaxkernels_attention":
+    if target.startswith("jaxkernels_attention"):
         out = ((1, 3, 2, 4), F32)
         flags = dict.fromkeys(("has_bias", "has_mask", "has_q_lengths", "has_k_lengths"), False)
         scalars = {"scale": np.float32(0.5), "left": -(2**30), "right": 0}
-        scratch = (6 * 32768 + 4 * 1024,)  # a tile for each head of each operand
-        results = [out, ((1, 2, 3, 2), F32), (scratch, np.dtype("uint8"))]
-        return Call([out, out, out], results, {**scalars, **flags})
+        row_sums, attributes = ((1, 2, 3, 2), F32), {**scalars, **flags}
+        tiles = 6 * 32768 + 4 * 1024  # a tile for each head of each operand
+        if target == "jaxkernels_attention":
+            return Call([out] * 3, [out, row_sums, ((tiles,), U8)], attributes)
+        operands = [out, out, out, out, row_sums, out]
+        return Call(operands, [out, out, out, ((2 * tiles,), U8)], attributes)
     operation: Any = name or str(rng.choice(operations_of(target)))
     traits = contract.OPERATIONS[operation]
     has_mask = bool(rng.integers(0, 2)) and any(x.role == "mask" for x in traits.operands)
