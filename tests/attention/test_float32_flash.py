@@ -147,16 +147,54 @@ def test_errors(hopper, name, length):
     assert mine[1] <= max(2 * theirs[1], 5e-6), (mine, theirs)
 
 
-def test_index_arithmetic(tmp_path):
-    """The host checks tiles, bands, places and fragments, since each is shared with the kernels."""
+def compiled(tmp_path, source, *flags):
+    """A program of a C++ file of tests/support."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    program = tmp_path / "tiles"
-    source = ROOT / "tests" / "support" / "attention_tiles.cc"
-    subprocess.run([compiler, "-std=c++20", "-I", ROOT / "ffi", source, "-o", program], check=True)
+    program = tmp_path / "program"
+    command = [
+        compiler,
+        "-std=c++20",
+        "-O2",
+        *flags,
+        f"-I{ROOT / 'ffi'}",
+        ROOT / "tests/support" / source,
+    ]
+    subprocess.run([*command, "-o", program], check=True)
+    return program
+
+
+def test_index_arithmetic(tmp_path):
+    """The host checks tiles, bands, places and fragments, since each is shared with the kernels."""
+    program = compiled(tmp_path, "attention_tiles.cc")
     found = subprocess.run([program], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
+
+
+# batch, queries, keys, heads, heads of keys, depth, depth of values, band, and what else there is:
+# b(ias), m(ask), q and k (lengths)
+SIMULATED = (
+    "2 300 257 4 2 64 64 -1000000000 1000000000 _",
+    "1 260 129 2 1 128 128 -1000000000 1000000000 bm",
+    "1 300 300 2 1 96 70 -20 5 k",
+    "2 129 127 2 1 63 8 -1000000000 0 bmqk",
+)
+
+
+def test_simulated_kernels(tmp_path):
+    """A CPU runs the kernels thread by thread, with a model of copies and tensor cores."""
+    include = Path("/usr/local/cuda/include")
+    if not include.exists():
+        pytest.skip("no CUDA headers")
+    # A kernel's shared memory is thread-local here, and has no initializer.
+    flags = ("-fno-extern-tls-init", f"-I{ROOT / 'tests/support/simulator'}", f"-I{include}")
+    program = compiled(tmp_path, "simulator/attention.cc", *flags)
+    for case in SIMULATED:
+        found = subprocess.run(
+            [program, *case.split()], capture_output=True, text=True, check=False
+        )
+        assert found.returncode == 0, f"{case}: {found.stdout}"
 
 
 def test_calls_have_the_attributes_that_the_handlers_read():
