@@ -216,14 +216,31 @@ ffi::Error Attend(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuffer& q,
   return ErrorOfLaunch(LaunchAttention(problem, plan, call, stream), plan);
 }
 
+// ReadBiasGradient reads the partial sums of the bias's gradient: (groups, *shape of the bias), or
+// (0,) for none. The kernel needs a bias of all queries and keys.
+ffi::Error ReadBiasGradient(const ffi::AnyBuffer& dbias, const AttentionProblem& problem,
+                            const AttentionCall& call, AttentionGradients* gradients) {
+  Shape got = ShapeOf(dbias);
+  if (got == Shape{0}) return ffi::Error::Success();
+  const int64_t* const bias = call.bias.shape;
+  if (call.bias.data == nullptr || bias[2] != problem.queries || bias[3] != problem.keys) {
+    return Explain("there is no gradient of a bias that queries or keys share");
+  }
+  const int64_t groups = got.empty() ? 0 : got[0];
+  if (groups < 1 || groups > kMaxBiasGroups) return Explain("the groups of the bias's gradient");
+  gradients->dbias = static_cast<float*>(dbias.untyped_data());
+  gradients->bias_groups = static_cast<int>(groups);
+  return CheckResult("dbias", dbias, {groups, bias[0], bias[1], bias[2], bias[3]});
+}
+
 // The operands after those of the forward pass are its results, and the cotangent of the first.
 ffi::Error Differentiate(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuffer& q,
                          const ffi::AnyBuffer& k, const ffi::AnyBuffer& v,
                          const ffi::RemainingArgs& rest, ffi::Result<ffi::AnyBuffer> dq,
                          ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv,
-                         ffi::Result<ffi::AnyBuffer> scratch, float scale, int64_t left,
-                         int64_t right, bool has_bias, bool has_mask, bool has_q_lengths,
-                         bool has_k_lengths) {
+                         ffi::Result<ffi::AnyBuffer> dbias, ffi::Result<ffi::AnyBuffer> scratch,
+                         float scale, int64_t left, int64_t right, bool has_bias, bool has_mask,
+                         bool has_q_lengths, bool has_k_lengths) {
   AttentionProblem problem;
   AttentionCall call = {};
   AttentionPlan plan;
@@ -237,11 +254,12 @@ ffi::Error Differentiate(cudaStream_t stream, int32_t ordinal, const ffi::AnyBuf
   reader.ReadSides(problem, {has_bias, has_mask, has_q_lengths, has_k_lengths}, &call);
   reader.ReadArray("the result", ShapeOfResult(problem), &out);
   reader.ReadArray("the row sums", ShapeOfSums(problem), &row_sums);
-  reader.ReadArray("its cotangent", ShapeOfResult(problem), &gradients.dout);
+  reader.ReadArray("its cotangent", ShapeOfResult(problem), &gradients.dy);
   error = reader.Finish();
   if (error.success()) error = CheckResult("dq", *dq, ShapeOf(q));
   if (error.success()) error = CheckResult("dk", *dk, ShapeOf(k));
   if (error.success()) error = CheckResult("dv", *dv, ShapeOf(v));
+  if (error.success()) error = ReadBiasGradient(*dbias, problem, call, &gradients);
   if (error.success()) error = Plan(problem, ordinal, /*backward=*/true, *scratch, &plan);
   if (error.failure()) return error;
   call.out = const_cast<float*>(out);
@@ -283,8 +301,9 @@ auto BindAttributes(Binding binding) {
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsAttentionCuda, Attend, BindAttributes(BindOperands()),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsAttentionBackwardCuda, Differentiate,
-                              BindAttributes(BindOperands().Ret<ffi::AnyBuffer>()),
-                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JaxkernelsAttentionBackwardCuda, Differentiate,
+    BindAttributes(BindOperands().Ret<ffi::AnyBuffer>().Ret<ffi::AnyBuffer>()),
+    {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxkernels

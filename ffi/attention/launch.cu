@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "attention/backward.cuh"
+#include "attention/bias_gradient.cuh"
 #include "attention/launch.h"
 #include "core/launch_kernel.h"
 
@@ -83,7 +84,7 @@ GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan
   const int64_t rows = p.queries * p.heads, key_rows = p.keys * p.key_heads;
   static_assert(sizeof(RowFacts) == kRowFactsBytes);
   return {.forward = ArgsOf(p, plan, call, scratch, member, members),
-          .g = OperandOf(gradients.dout, member, p.queries, p.heads, p.value_depth, call.scratch,
+          .g = OperandOf(gradients.dy, member, p.queries, p.heads, p.value_depth, call.scratch,
                          scratch.g),
           .out = Member(call.out, member, rows * p.value_depth),
           .facts = reinterpret_cast<RowFacts*>(call.scratch + scratch.facts),
@@ -149,6 +150,28 @@ cudaError_t LaunchBackward(const AttentionPlan& plan, const GradientArgs& args, 
                       ShapeOf(plan, args.key_order.Count()), stream, args);
 }
 
+// LaunchBias computes the gradient of a bias with all queries and keys.
+cudaError_t LaunchBias(const AttentionPlan& plan, const GradientArgs& args,
+                       const AttentionCall& call, const AttentionGradients& gradients,
+                       int64_t member, int64_t members, cudaStream_t stream) {
+  const int64_t* const shape = call.bias.shape;
+  const bool shares_batch = shape[0] == 1;
+  const int64_t matrix = shape[2] * shape[3];
+  const BiasGradientArgs bias = {
+      .gradient = args,
+      .sums = gradients.dbias + (shares_batch ? 0 : member * shape[1] * matrix),
+      .group_pitch = shape[0] * shape[1] * matrix,
+      .batch = static_cast<int>(shares_batch ? 1 : members),
+      .heads = static_cast<int>(shape[1]),
+      .members = static_cast<int>(members),
+      .groups = gradients.bias_groups,
+      .adds = shares_batch && member > 0};
+  const int64_t blocks = int64_t{bias.groups} * bias.batch * bias.heads * args.forward.q.blocks *
+                         args.forward.k.blocks;
+  return LaunchKernel(AttentionBiasGradient, {blocks, plan.block_threads, plan.smem_bytes}, stream,
+                      bias);
+}
+
 // ForGroups calls launch(first member, members) for each group of the batch.
 template <typename Launch>
 cudaError_t ForGroups(const AttentionProblem& problem, const AttentionPlan& plan, Launch launch) {
@@ -178,8 +201,10 @@ cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const Atten
                                     const AttentionCall& call, const AttentionGradients& gradients,
                                     cudaStream_t stream) {
   return ForGroups(problem, plan, [&](int64_t member, int64_t members) {
-    return LaunchBackward(plan, GradientArgsOf(problem, plan, call, gradients, member, members),
-                          members, stream);
+    const GradientArgs args = GradientArgsOf(problem, plan, call, gradients, member, members);
+    const cudaError_t error = LaunchBackward(plan, args, members, stream);
+    if (error != cudaSuccess || gradients.bias_groups == 0) return error;
+    return LaunchBias(plan, args, call, gradients, member, members, stream);
   });
 }
 

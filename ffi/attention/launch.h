@@ -40,11 +40,16 @@ struct AttentionCall {
 cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan& plan,
                             const AttentionCall& call, cudaStream_t stream);
 
+inline constexpr int kMaxBiasGroups = 1024;
+
 struct AttentionGradients {
-  const float* dout;
+  const float* dy;
   float* dq;
   float* dk;
   float* dv;
+  // (bias_groups, batch and heads of the bias, queries, keys): partial sums of the bias's gradient
+  float* dbias = nullptr;
+  int bias_groups = 0;  // 0: no gradient of the bias
 };
 
 // LaunchAttentionBackward computes the gradients from `call.out` and `call.row_sums`.

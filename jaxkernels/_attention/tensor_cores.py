@@ -86,12 +86,30 @@ def kernel_form(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def kernel_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The cotangents of q, k and v by the kernels; operands: those of the call, y, (r, s), dy."""
+    """The cotangents of q, k, v, and of a bias of all queries and keys, by the kernels.
+
+    Operands: those of the call, y, (r, s), dy. Without such a bias there are three results.
+    """
     given = call.operands(operands)
+    plan = _plan(given, backward=True)
+    of_bias = (0, 0, 0, 0) if given.bias is None else given.bias.shape
+    has_gradient = of_bias[2:] == (given.q.shape[1], given.k.shape[1])
+    sums = (_bias_groups(given, plan), *of_bias) if has_gradient else (0,)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (given.q, given.k, given.v)]
-    scratch = jax.ShapeDtypeStruct((_plan(given, backward=True).scratch_bytes,), jnp.uint8)
+    results.append(jax.ShapeDtypeStruct(sums, jnp.float32))
+    scratch = jax.ShapeDtypeStruct((plan.scratch_bytes,), jnp.uint8)
     kernel = jax.ffi.ffi_call(registry.ATTENTION_BACKWARD_TARGET, [*results, scratch])
-    return list(kernel(*operands, **_attributes(call, given))[:3])
+    *found, dbias, _ = kernel(*operands, **_attributes(call, given))
+    return [*found, dbias.sum(0)] if has_gradient else found
+
+
+def _bias_groups(given: Operands, plan: AttentionKernelPlan) -> int:
+    """The groups of heads with partial sums of the bias's gradient: two blocks for each SM."""
+    batch, heads, queries, keys = given.bias.shape
+    members = 1 if batch > 1 else plan.batch_of_group
+    shared = members * (1 if heads > 1 else given.q.shape[2])
+    tiles = min(batch, plan.batch_of_group) * heads * -(-queries // 128) * -(-keys // 128)
+    return max(1, min(shared, 2 * plan.sm_count // tiles))
 
 
 def _attributes(call: Call, given: Operands) -> dict[str, Any]:

@@ -113,8 +113,12 @@ def test_gradients(hopper, name):
     run = jax.jit(lambda *x: {key: gradients(*x, **some) for key, some in sets.items()})
     for key, found in run(*operands, dy).items():
         want = flash_cases.truth(operands, "float32", **sets[key]).gradients(dy)
-        for letter, x in zip("qkv", found, strict=True):
+        for letter, x in zip("qkv", found[:3], strict=True):
             check(x, want[letter], f"{key}: d{letter}")
+        for x in found[3:]:
+            shared = tuple(i for i, size in enumerate(x.shape) if size == 1)
+            total = [part.sum(shared, keepdims=True) for part in want["scores"]]
+            check(x, total, f"{key}: dbias")
 
 
 @pytest.mark.parametrize("name", attention_pairs.NAMES)
@@ -124,10 +128,9 @@ def test_errors_of_gradients(hopper, name):
     want, single = (attention_pairs.exact(*given, scale, bias, t) for t in (np.float64, np.float32))
     options = {} if bias is None else {"bias": bias}
     found = jax.jit(gradients)(*(x[None, :, None] for x in given), **options)
-    for key, x in zip(("dQ", "dK", "dV"), found, strict=True):
-        mine, theirs = (
-            attention_pairs.errors(y, want[key]) for y in (np.asarray(x)[0, :, 0], single[key])
-        )
+    for key, x in zip(("dQ", "dK", "dV", "dBias"), found, strict=False):
+        own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
+        mine, theirs = (attention_pairs.errors(y, want[key]) for y in (own, single[key]))
         assert mine[0] <= max(1.05 * theirs[0], 5e-7), (key, mine, theirs)
 
 

@@ -64,7 +64,7 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
         if target == "jaxkernels_attention":
             return Call([out] * 3, [out, row_sums, ((tiles,), U8)], attributes)
         operands = [out, out, out, out, row_sums, out]
-        return Call(operands, [out, out, out, ((2 * tiles,), U8)], attributes)
+        return Call(operands, [out, out, out, ((0,), F32), ((2 * tiles,), U8)], attributes)
     operation: Any = name or str(rng.choice(operations_of(target)))
     traits = contract.OPERATIONS[operation]
     has_mask = bool(rng.integers(0, 2)) and any(x.role == "mask" for x in traits.operands)

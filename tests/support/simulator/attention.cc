@@ -77,6 +77,7 @@ int main(int count, char** arguments) {
   if (LaunchAttention(problem, planned.plan, call, nullptr) != cudaSuccess) return 4;
 
   Doubles want_y(y.size()), want_lse(B * N * T), dq(q.size()), dk(k.size()), dv(v.size());
+  Doubles dbias(N * T * S);
   for (int64_t b = 0; b < B; ++b) {
     for (int64_t h = 0; h < N; ++h) {
       const int64_t g = h / (N / K);
@@ -109,6 +110,7 @@ int main(int count, char** arguments) {
           delta += p[j] * dp[j];
         }
         for (int64_t j = 0; j < S; ++j) {
+          dbias[(h * T + i) * S + j] += p[j] * (dp[j] - delta);
           const double ds = p[j] * (dp[j] - delta) * call.scale;
           for (int64_t d = 0; d < D; ++d) {
             const int64_t at = ((b * S + j) * K + g) * D + d;
@@ -132,13 +134,20 @@ int main(int count, char** arguments) {
     Values found_q(q.size(), NAN), found_k(k.size(), NAN), found_v(v.size(), NAN);
     std::vector<char> more(backward.plan.scratch_bytes + 1024, char(0xff));
     call.scratch = start(more);
-    const AttentionGradients gradients = {dy.data(), found_q.data(), found_k.data(),
-                                          found_v.data()};
+    constexpr int kGroups = 2;
+    Values found_bias(with('b') ? kGroups * dbias.size() : 0, NAN);
+    const AttentionGradients gradients = {dy.data(),         found_q.data(),
+                                          found_k.data(),    found_v.data(),
+                                          found_bias.data(), with('b') ? kGroups : 0};
     if (LaunchAttentionBackward(problem, backward.plan, call, gradients, nullptr) != cudaSuccess)
       return 4;
     worst = std::max(worst, Error("dQ", found_q, dq));
     worst = std::max(worst, Error("dK", found_k, dk));
     worst = std::max(worst, Error("dV", found_v, dv));
+    if (with('b')) {
+      for (std::size_t i = 0; i < dbias.size(); ++i) found_bias[i] += found_bias[dbias.size() + i];
+      worst = std::max(worst, Error("dBias", found_bias, dbias));
+    }
   }
   return worst < 1e-6 ? 0 : 1;
 }

@@ -1,0 +1,187 @@
+// The gradient of a bias that batch or heads share, after the kernel of dQ: recomputes P and dS.
+//
+// Work split: a block has a tile of 128 x 128 elements of the bias, and a group of the heads (of
+// batch members) that share it. It adds their dS in order, in registers. Groups have partial sums
+// of their own, which the caller adds. No atomics, no array of all scores.
+#ifndef JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_
+#define JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_
+
+#include "attention/backward.cuh"
+
+namespace jaxkernels {
+
+struct BiasGradientArgs {
+  GradientArgs gradient;
+  float* sums;          // (groups, batch, heads, queries, keys), of the bias's own batch and heads
+  int64_t group_pitch;  // elements of a group
+  int batch, heads;     // of the bias
+  int members;          // batch members of the launch
+  int groups;
+  bool adds;  // to the sums of an earlier launch
+};
+
+// SharedHeads are the heads that share the tile of a block, in groups.
+struct SharedHeads {
+  QueryTile first;  // batch member and head of the first, tile of queries
+  int block;        // of keys
+  int group;
+  int batch, heads;  // members and heads that share it
+  int begin, end;    // of the group
+
+  __device__ SharedHeads(const BiasGradientArgs& args, int index) {
+    const AttentionArgs& forward = args.gradient.forward;
+    block = index % forward.k.blocks;
+    index /= forward.k.blocks;
+    first.tile = index % forward.q.blocks;
+    index /= forward.q.blocks;
+    first.head = index % args.heads;
+    index /= args.heads;
+    first.batch = index % args.batch;
+    group = index / args.batch;
+    batch = args.batch == 1 ? args.members : 1;
+    heads = args.heads == 1 ? forward.q.heads : 1;
+    const int all = batch * heads, size = (all + args.groups - 1) / args.groups;
+    begin = min(group * size, all), end = min(begin + size, all);
+  }
+  __device__ QueryTile At(int i) const {
+    return {first.batch + i / heads, first.head + i % heads, first.tile};
+  }
+};
+
+__device__ inline bool IsComputed(const AttentionArgs& args, const QueryTile& tile, int block) {
+  const KeyRange blocks = args.BlocksOf(tile);
+  return block >= blocks.begin && block < blocks.end;
+}
+
+using BiasRing = AttentionRing<1>;  // without resident tiles
+
+__device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHeads& shared,
+                                   const BiasRing& ring) {
+  const AttentionArgs& forward = args.gradient.forward;
+  BiasRing::Cursor cursor;
+  for (int i = shared.begin; i < shared.end; ++i) {
+    const QueryTile tile = shared.At(i);
+    if (!IsComputed(forward, tile, shared.block)) continue;
+    const int key_head = tile.head / forward.head_group;
+    ring.CopyTile(cursor, forward.q.Tile<1>(tile.batch, tile.head, tile.tile, 0));
+    ring.CopyTile(cursor, forward.k.Tile<1>(tile.batch, key_head, shared.block, 0));
+    ring.CopyTile(cursor, args.gradient.g.Tile<1>(tile.batch, tile.head, tile.tile, 0));
+    ring.CopyTile(cursor, forward.v.Tile<1>(tile.batch, key_head, shared.block, 0));
+  }
+}
+
+// AddScoreGradients adds dS of a head to a thread's sums.
+__device__ inline void AddScoreGradients(const BiasGradientArgs& args, const BiasRing& ring,
+                                         BiasRing::Cursor& cursor, const QueryTile& tile, int block,
+                                         const ThreadOfTile& thread, float (&sums)[kScores]) {
+  const AttentionArgs& forward = args.gradient.forward;
+  const int key_head = tile.head / forward.head_group;
+  const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.tile);
+  const int64_t block_k = forward.k.Block(tile.batch, key_head, block);
+  const int exponent_q = __ldg(&forward.q.exponents[block_q]);
+  const int exponent_k = __ldg(&forward.k.exponents[block_k]);
+  const int exponent_v = __ldg(&forward.v.exponents[block_k]);
+  const int unit_v = UnitOfValues(forward.v, tile.batch, key_head);
+  const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
+  const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  float p[kScores], ds[kScores];
+  int slots[4];
+  const auto start = [&](float (&scores)[kScores], int i) {
+#pragma unroll
+    for (int j = i; j < i + 2; ++j) {
+      ring.WaitFull(cursor);
+      slots[j] = cursor.slot;
+      cursor.Advance();
+    }
+    StartScores(scores, ring.Slot(slots[i]) + first_row, ring.Slot(slots[i + 1]), false);
+  };
+  start(p, 0);
+  start(ds, 2);
+  WaitForProducts<1>();
+  LaunderRegisters(p);
+  ring.Release(slots[0]);
+  ring.Release(slots[1]);
+  AddBias(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k), p);
+  if (forward.mask.data != nullptr) {
+    const uint32_t bits[2] = {LoadMask(forward, tile, block, thread, 0),
+                              LoadMask(forward, tile, block, thread, 1)};
+    HideByMask(p, bits);
+  }
+  const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
+  HideByBand(p, forward, tile, block, keys, thread);
+  float r[2], delta[2], halves[2][2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    r[i] = facts[8 * i].r, delta[i] = facts[8 * i].delta;
+    const int exponent = min(max(-(facts[8 * i].e + unit_v), -252), 252);
+    halves[i][0] = PowerOfTwo(exponent / 2), halves[i][1] = PowerOfTwo(exponent - exponent / 2);
+  }
+  const float factor_v = PowerOfNegative(unit_v - exponent_v);
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) p[i] = FastExp2(p[i] - r[i / 2 % 2]);
+  WaitForProducts<0>();
+  LaunderRegisters(ds);
+  ring.Release(slots[2]);
+  ring.Release(slots[3]);
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) {
+    const int j = i / 2 % 2;
+    const float x = p[i] * fmaf(ds[i], factor_v, -delta[j]);
+    sums[i] = fmaf(x * halves[j][0], halves[j][1], sums[i]);
+  }
+}
+
+__device__ inline void SumBiasGradient(const BiasGradientArgs& args, const SharedHeads& shared,
+                                       const BiasRing& ring) {
+  const AttentionArgs& forward = args.gradient.forward;
+  const ThreadOfTile thread;
+  BiasRing::Cursor cursor;
+  float sums[kScores];
+#pragma unroll
+  for (float& x : sums) x = 0.0f;
+#pragma unroll 1
+  for (int i = shared.begin; i < shared.end; ++i) {
+    const QueryTile tile = shared.At(i);
+    if (!IsComputed(forward, tile, shared.block)) continue;
+    AddScoreGradients(args, ring, cursor, tile, shared.block, thread, sums);
+  }
+  const int64_t matrix = int64_t{shared.first.batch} * args.heads + shared.first.head;
+  float* const to =
+      args.sums + shared.group * args.group_pitch + matrix * forward.q.rows * forward.k.rows;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = shared.first.tile * kBlockRows + thread.row + 8 * r;
+    if (query >= forward.q.rows) continue;
+#pragma unroll
+    for (int i = 0; i < kScores / 2; ++i) {
+      const int element = i / 2 * 4 + 2 * r + i % 2;
+      const int key = shared.block * kBlockRows + ColumnOf(element) + thread.column;
+      if (key >= forward.k.rows) continue;
+      float& place = to[int64_t{query} * forward.k.rows + key];
+      place = args.adds ? place + sums[element] : sums[element];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kAttentionThreads, 1)
+    AttentionBiasGradient(const __grid_constant__ BiasGradientArgs args) {
+#if JK_HAS_WGMMA
+  extern __shared__ char smem[];
+  __shared__ AttentionBarriers barriers;
+  const BiasRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+  const SharedHeads shared(args, static_cast<int>(blockIdx.x));
+  if (threadIdx.x < 128) {
+    GiveRegisters<kCopyingRegisters>();
+    if (threadIdx.x == 0) CopyForBias(args, shared, ring);
+  } else {
+    TakeRegisters<kAttendingRegisters>();
+    SumBiasGradient(args, shared, ring);
+  }
+#endif
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_
