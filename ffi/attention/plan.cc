@@ -10,7 +10,7 @@ namespace jaxkernels {
 namespace {
 
 // Split operands of more bytes than the first number are made for groups of the batch, of at most
-// the second, so that they stay in the L2 and beside no array of their size.
+// the second, so that they stay in the L2 and need little memory.
 constexpr int64_t kMaxScratchBytes = int64_t{128} << 20;
 constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 

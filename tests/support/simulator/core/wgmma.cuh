@@ -23,7 +23,7 @@ inline float ElementAt(uint64_t descriptor, int offset) {
   return __half2float(*reinterpret_cast<const __half*>(PointerOf(at ^ (at >> 7 & 7) << 4)));
 }
 
-// Compute computes a thread's sums of a product, of whose k16 steps there is one.
+// Compute computes a thread's sums of a product of 16 k.
 inline void Compute(const simulator::Product& product, std::size_t index) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread % 128 / 32;
   for (int i = 0; i < product.columns / 2; ++i) {
