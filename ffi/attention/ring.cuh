@@ -95,6 +95,7 @@ class AttentionRing {
 
  private:
   __device__ static void Arrive(const uint64_t* barrier) {
+    __syncwarp();  // other lanes may still read `index`
     if (threadIdx.x % 32 == 0) WarpBarrier(barrier).Arrive();
   }
 

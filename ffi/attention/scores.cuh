@@ -41,10 +41,11 @@ __device__ inline void StartScores(float (&scores)[kSums], uint32_t a, uint32_t 
   CommitProducts();
 }
 
-// FactorOfScores undoes the exponents of two blocks. It is finite: the product of a zero and an
-// infinite factor would be NaN.
+// FactorOfScores undoes the exponents of two blocks. It is finite and positive: the products of a
+// zero score with infinity, and of a hidden one with 0, would be NaN.
 __device__ inline float FactorOfScores(float scale, int exponents) {
-  return fminf(scale * PowerOfTwo(min(max(-exponents, -126), 127)), 3.402823466e38f);
+  const float factor = scale * PowerOfTwo(min(max(-exponents, -126), 127));
+  return fminf(fmaxf(factor, PowerOfTwo(-126)), 3.402823466e38f);
 }
 
 // ThreadOfTile is a multiplying thread's place in a tile.

@@ -155,6 +155,7 @@ inline void RunBlock(int count) {
 inline void __syncthreads() {
   simulator::Synchronize(simulator::block_barrier, simulator::threads);
 }
+inline void __syncwarp() { simulator::SynchronizeWarp(); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane) {
   return simulator::Exchange(value)[threadIdx.x % 32 ^ lane];
