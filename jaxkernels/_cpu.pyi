@@ -45,7 +45,7 @@ class DeviceLimits:
 class AttentionKernelPlan:
     """How float32 attention is launched on tensor cores."""
 
-    halves: Final[int]
+    padded_depth: Final[int]
     groups: Final[int]
     batch_of_group: Final[int]
     tiles: Final[int]

@@ -24,9 +24,10 @@ struct SplitOperand {
   __device__ int64_t Block(int batch, int head, int block) const {
     return (int64_t{batch} * heads + head) * blocks + block;
   }
-  template <int kHalves>
+  template <int kDepth>
   __device__ const char* Tile(int batch, int head, int block, int half) const {
-    return packed + (Block(batch, head, block) * kHalves + half) * kPairTileBytes;
+    using Tile = PackedTile<kDepth>;
+    return packed + (Block(batch, head, block) * Tile::kHalves + half) * Tile::kBytes;
   }
 };
 

@@ -1,5 +1,6 @@
-// The backward pass of attention on tensor cores, for depths up to 64: a pass over dO, a kernel of
-// dQ, then one of dK and dV. Both recompute the scores; P and dS never leave registers.
+// The backward pass of attention on tensor cores: a pass over dO, a kernel of dQ, then one of dK
+// and dV. Both recompute the scores; P and dS never leave registers. Depths above 64 are computed
+// in two halves, each of which recomputes the scores.
 //
 // With r and s of the row sums, P = exp2(score - r) / s. dO / s is split with one exponent e for
 // each row, so that rows of any size keep their precision: dO / s = G 2^-e. Then P 2^e dO =
@@ -60,9 +61,10 @@ __device__ inline float ScaleByPower(float x, int exponent) {
 }
 
 // SplitGradient splits a block of rows of dO / s, and collects the facts about its rows.
+template <int kDepth>
 __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitGradient(const __grid_constant__ GradientArgs args) {
-  constexpr int kChunks = kHalfDepth / kSplitElements;  // lanes of a row
+  constexpr int kChunks = kDepth / kSplitElements;  // lanes of a row
   constexpr int kRowsAtOnce = kSplitAttentionThreads / kChunks, kCount = kBlockRows / kRowsAtOnce;
   const SplitOperand& g = args.g;
   const int64_t block = blockIdx.x;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
             head = static_cast<int>(all_head % g.heads);
   const int chunk = threadIdx.x % kChunks, column = chunk * kSplitElements;
   const int unit = UnitOfValues(args.forward.v, batch, head / args.forward.head_group);
-  char* const tile = g.packed + block * kPairTileBytes;
+  char* const tiles = g.packed + block * BytesOfBlock(kDepth);
   int exponents[kCount];
   int least = 1 << 20;
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.forward.counter = *args.key_counter = 0;
@@ -103,22 +105,12 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     const float mantissa = sees ? __uint_as_float((bits & 0x7fffff) | 0x3f800000) : 1.0f;
     const float scale = sees ? PowerOfTwo(exponent) : 0.0f;
     float delta = 0.0f;
-    uint4 high, low;
-    uint32_t* const high_words = &high.x;
-    uint32_t* const low_words = &low.x;
 #pragma unroll
     for (int j = 0; j < kSplitElements; ++j) {
       v[j] = v[j] * scale / mantissa;
       delta = fmaf(v[j], out[j] * PowerOfTwo(unit), delta);
     }
-#pragma unroll
-    for (int j = 0; j < kSplitElements; j += 2) {
-      const HalfPairs pairs = SplitPair(v[j], v[j + 1]);
-      high_words[j / 2] = pairs.high, low_words[j / 2] = pairs.low;
-    }
-    char* const place = tile + PlaceOfChunk(local, chunk);
-    *reinterpret_cast<uint4*>(place) = high;
-    *reinterpret_cast<uint4*>(place + kPairPartBytes) = low;
+    StorePairs<kDepth>(v, tiles, local, chunk);
 #pragma unroll
     for (int lane = 1; lane < kChunks; lane *= 2) delta += __shfl_xor_sync(~0u, delta, lane);
     exponents[i] = exponent + power;
@@ -162,39 +154,59 @@ __device__ inline void ScaleRows(float (&sums)[kSums], int (&exponents)[2]) {
   }
 }
 
+// A gradient kernel has two resident operands, and a ring of two others.
+template <int kDepth, int kSlotRows>
+using GradientRing = AttentionRing<kDepth, 2 * PackedTile<kDepth>::kHalves, kSlotRows>;
+template <int kDepth>
+using QueryRing = GradientRing<kDepth, kBlockRows>;
+
+// HalfAt returns the half of the depth at place i. The half of the results is the last.
+template <int kDepth>
+__device__ inline int HalfAt(int i, int half_of_results) {
+  return (half_of_results + 1 + i) % PackedTile<kDepth>::kHalves;
+}
+
 // QueryRows are a thread's two rows of the kernel of dQ.
+template <int kDepth>
 struct QueryRows {
-  float dq[kOutputs];        // times 2^(e + u + unit)
-  float weighted[kOutputs];  // sums of P K, times 2^unit
+  float dq[kOutputs<kDepth>];        // times 2^(e + u + unit)
+  float weighted[kOutputs<kDepth>];  // sums of P K, times 2^unit
   float r[2], delta[2];
   float slack[2], mass[2];  // sums of dS and of P, of the thread's columns
   int unit;                 // least exponent of the blocks of keys so far
 };
 
-// DifferentiateBlock adds a block of keys to dQ.
-template <bool kSides>
+// DifferentiateBlock adds a block of keys to half of dQ. `last`: the resident tiles are not needed
+// any more.
+template <int kDepth, bool kSides>
 __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
-                                          const AttentionRing<2>& ring,
-                                          AttentionRing<2>::Cursor& cursor, const QueryTile& tile,
-                                          int block, bool last, int keys, int unit_v,
-                                          const ThreadOfTile& thread, int exponent_q,
-                                          QueryRows& rows) {
+                                          const QueryRing<kDepth>& ring,
+                                          typename QueryRing<kDepth>::Cursor& cursor,
+                                          const QueryTile& tile, int block, int half, bool last,
+                                          int keys, int unit_v, const ThreadOfTile& thread,
+                                          int exponent_q, QueryRows<kDepth>& rows) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& args = gradient.forward;
   const int key_head = tile.head / args.head_group;
   const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
   const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
   float p[kScores], ds[kScores];
-  const int slot_k = cursor.slot;
-  ring.WaitFull(cursor);
-  StartScores(p, ring.Resident(0) + first_row, ring.Slot(slot_k), false);
-  cursor.Advance();
-  const int slot_v = cursor.slot;
-  ring.WaitFull(cursor);
-  StartScores(ds, ring.Resident(1) + first_row, ring.Slot(slot_v), false);
-  cursor.Advance();
+  int slots_k[kHalves], slots_v[kHalves];
+  const auto start = [&](float (&scores)[kScores], int (&slots)[kHalves], int operand, int i) {
+    slots[i] = ring.Take(cursor);
+    const int tile = operand * kHalves + HalfAt<kDepth>(i, half);
+    StartScores<kDepth>(scores, ring.Resident(tile) + first_row, ring.Slot(slots[i]), i > 0);
+  };
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) start(p, slots_k, 0, i);
+  start(ds, slots_v, 1, 0);
   WaitForProducts<1>();
   LaunderRegisters(p);
+  if constexpr (kHalves == 2) {
+    ring.Release(slots_k[0]);
+    start(ds, slots_v, 1, 1);
+  }
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kSides) {
     if (args.bias.data != nullptr) {
@@ -216,7 +228,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   }
   WaitForProducts<0>();
   LaunderRegisters(ds);
-  ring.Release(slot_v);
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) ring.Release(slots_v[i]);
   if (last) ring.ReleaseResident();
   const float factor_v = PowerOfNegative(unit_v - exponent_v);
 #pragma unroll
@@ -232,7 +245,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
     const __half2 pair = __floats2half2_rn(p[2 * i], p[2 * i + 1]);
     high[i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(&pair);
   }
-  float sums[kOutputs];
+  float sums[kPartSums];
+  const int slot_k = slots_k[kHalves - 1];
   const uint64_t tile_k = DescribeTile(ring.Slot(slot_k));
   FenceProducts();
 #pragma unroll
@@ -250,21 +264,19 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   rows.unit = unit;
   WaitForProducts<0>();
   LaunderRegisters(sums);
-  PromoteSums(rows.weighted, sums, factor_k, rescale);
-  StartWeightedSum(sums, pairs, ring.Slot(slot_k));
+  PromoteSums(rows.weighted, sums, {factor_k, factor_k}, rescale);
+  StartWeightedSum<kDepth>(sums, pairs, ring.Slot(slot_k));
   WaitForProducts<0>();
   LaunderRegisters(sums);
   ring.Release(slot_k);
-  const float factors[2] = {factor_k * PowerOfTwo(-exponents[0]),
-                            factor_k * PowerOfTwo(-exponents[1])};
-#pragma unroll
-  for (int i = 0; i < kOutputs; ++i) {
-    rows.dq[i] = fmaf(sums[i], factors[i / 2 % 2], rows.dq[i] * old);
-  }
+  PromoteSums(rows.dq, sums,
+              {factor_k * PowerOfTwo(-exponents[0]), factor_k * PowerOfTwo(-exponents[1])},
+              rescale);
 }
 
-// StoreGradients stores two rows of a warp's 16 x 64 sums times 2^exponents, at `to` + row * pitch.
-__device__ inline void StoreGradients(const float (&sums)[kOutputs], const int (&exponents)[2],
+// StoreGradients stores two rows of a thread times 2^exponents, at `to` + row * pitch.
+template <int kCount>
+__device__ inline void StoreGradients(const float (&sums)[kCount], const int (&exponents)[2],
                                       float factor, float* to, int64_t pitch, int rows, int depth,
                                       const ThreadOfTile& thread) {
 #pragma unroll
@@ -272,7 +284,7 @@ __device__ inline void StoreGradients(const float (&sums)[kOutputs], const int (
     const int row = thread.row + 8 * r;
     if (row >= rows) continue;
 #pragma unroll
-    for (int i = 0; i < kOutputs / 2; ++i) {
+    for (int i = 0; i < kCount / 2; ++i) {
       const int column = i / 2 * 8 + i % 2 + thread.column;
       if (column < depth) {
         to[row * pitch + column] =
@@ -282,12 +294,40 @@ __device__ inline void StoreGradients(const float (&sums)[kOutputs], const int (
   }
 }
 
-template <bool kSides>
+// FinishQueries corrects half of dQ and stores it. `last`: it corrects delta, too.
+template <int kDepth>
+__device__ inline void FinishQueries(const GradientArgs& gradient, const QueryTile& tile, int half,
+                                     bool last, int unit_v, const ThreadOfTile& thread,
+                                     RowFacts* facts, QueryRows<kDepth>& rows) {
+  const AttentionArgs& args = gradient.forward;
+  int exponents[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float mass = SumOfQuad(rows.mass[r]), slack = SumOfQuad(rows.slack[r]);
+    const float correction = mass == 0.0f ? 0.0f : slack / mass;
+#pragma unroll
+    for (int i = 0; i < kOutputs<kDepth> / 2; ++i) {
+      const int element = i / 2 * 4 + 2 * r + i % 2;
+      rows.dq[element] = fmaf(-correction, rows.weighted[element], rows.dq[element]);
+    }
+    if (last && thread.column == 0) facts[8 * r].delta = rows.delta[r] + correction;
+    exponents[r] = -(facts[8 * r].e + unit_v + rows.unit);
+  }
+  const int first = tile.tile * kBlockRows, column = half * kHalfDepth;
+  const int64_t pitch = int64_t{args.q.heads} * args.q.depth;
+  float* const to = gradient.dq + (int64_t{tile.batch} * args.q.rows + first) * pitch +
+                    int64_t{tile.head} * args.q.depth + column;
+  StoreGradients(rows.dq, exponents, gradient.scale, to, pitch, args.q.rows - first,
+                 args.q.depth - column, thread);
+}
+
+template <int kDepth, bool kSides>
 __device__ inline void DifferentiateTiles(const GradientArgs& gradient,
-                                          const AttentionRing<2>& ring) {
+                                          const QueryRing<kDepth>& ring) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& args = gradient.forward;
   const ThreadOfTile thread;
-  AttentionRing<2>::Cursor cursor;
+  typename QueryRing<kDepth>::Cursor cursor;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     const int index = ring.WaitForResident(round & 1);
@@ -298,80 +338,97 @@ __device__ inline void DifferentiateTiles(const GradientArgs& gradient,
     const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
     const int unit_v = UnitOfValues(args.v, tile.batch, tile.head / args.head_group);
     RowFacts* const facts = gradient.FactsOf(tile, tile.tile) + thread.row;
-    QueryRows rows;
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) rows.dq[i] = rows.weighted[i] = 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rows.r[r] = facts[8 * r].r, rows.delta[r] = facts[8 * r].delta;
-      rows.slack[r] = rows.mass[r] = 0.0f;
-    }
-    rows.unit = 126;
     if (blocks.begin == blocks.end) ring.ReleaseResident();
 #pragma unroll 1
-    for (int block = blocks.begin; block < blocks.end; ++block) {
-      DifferentiateBlock<kSides>(gradient, ring, cursor, tile, block, block + 1 == blocks.end, keys,
-                                 unit_v, thread, exponent_q, rows);
-    }
-    int exponents[2];
+    for (int half = 0; half < kHalves; ++half) {
+      const bool last = half + 1 == kHalves;
+      QueryRows<kDepth> rows;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float mass = SumOfQuad(rows.mass[r]), slack = SumOfQuad(rows.slack[r]);
-      const float correction = mass == 0.0f ? 0.0f : slack / mass;
+      for (int i = 0; i < kOutputs<kDepth>; ++i) rows.dq[i] = rows.weighted[i] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kOutputs / 2; ++i) {
-        const int element = i / 2 * 4 + 2 * r + i % 2;
-        rows.dq[element] = fmaf(-correction, rows.weighted[element], rows.dq[element]);
+      for (int r = 0; r < 2; ++r) {
+        rows.r[r] = facts[8 * r].r, rows.delta[r] = facts[8 * r].delta;
+        rows.slack[r] = rows.mass[r] = 0.0f;
       }
-      if (thread.column == 0) facts[8 * r].delta = rows.delta[r] + correction;
-      exponents[r] = -(facts[8 * r].e + unit_v + rows.unit);
+      rows.unit = 126;
+#pragma unroll 1
+      for (int block = blocks.begin; block < blocks.end; ++block) {
+        DifferentiateBlock<kDepth, kSides>(gradient, ring, cursor, tile, block, half,
+                                           last && block + 1 == blocks.end, keys, unit_v, thread,
+                                           exponent_q, rows);
+      }
+      FinishQueries(gradient, tile, half, last, unit_v, thread, facts, rows);
     }
-    const int first = tile.tile * kBlockRows;
-    const int64_t pitch = int64_t{args.q.heads} * args.q.depth;
-    float* const to = gradient.dq + (int64_t{tile.batch} * args.q.rows + first) * pitch +
-                      int64_t{tile.head} * args.q.depth;
-    StoreGradients(rows.dq, exponents, gradient.scale, to, pitch, args.q.rows - first, args.q.depth,
-                   thread);
   }
 }
 
-__device__ inline void CopyForQueries(const GradientArgs& gradient, const AttentionRing<2>& ring) {
+// CopyResidents copies a tile of two operands.
+template <int kDepth, int kSlotRows>
+__device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring, uint32_t parity,
+                                     int index, const QueryTile& tile, const SplitOperand& a,
+                                     const SplitOperand& b) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
+  const char* from[2 * kHalves];
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) {
+    from[i] = a.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
+    from[kHalves + i] = b.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
+  }
+  ring.CopyResident(parity, index, from);
+}
+
+// CopyStreamed copies the halves of a block of two operands.
+template <int kDepth, int kSlotRows>
+__device__ inline void CopyStreamed(const GradientRing<kDepth, kSlotRows>& ring,
+                                    typename GradientRing<kDepth, kSlotRows>::Cursor& cursor,
+                                    const QueryTile& block, int half, int first_row,
+                                    const SplitOperand& a, const SplitOperand& b) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
+  for (int i = 0; i < 2 * kHalves; ++i) {
+    const SplitOperand& from = i < kHalves ? a : b;
+    const int at = HalfAt<kDepth>(i, half);
+    ring.CopyTile(cursor, from.Tile<kDepth>(block.batch, block.head, block.tile, at), first_row);
+  }
+}
+
+template <int kDepth>
+__device__ inline void CopyForQueries(const GradientArgs& gradient, const QueryRing<kDepth>& ring) {
   const AttentionArgs& args = gradient.forward;
-  AttentionRing<2>::Cursor cursor;
+  typename QueryRing<kDepth>::Cursor cursor;
   int index = atomicAdd(args.counter, 1);
   uint32_t round = 0;
   for (; index < args.order.Count(); ++round) {
     const QueryTile tile = args.order.At(index);
-    ring.CopyResident(round & 1, index,
-                      {args.q.Tile<1>(tile.batch, tile.head, tile.tile, 0),
-                       gradient.g.Tile<1>(tile.batch, tile.head, tile.tile, 0)});
+    CopyResidents<kDepth, kBlockRows>(ring, round & 1, index, tile, args.q, gradient.g);
     index = atomicAdd(args.counter, 1);
     const KeyRange blocks = args.BlocksOf(tile);
-    const int key_head = tile.head / args.head_group;
-    for (int block = blocks.begin; block < blocks.end; ++block) {
-      ring.CopyTile(cursor, args.k.Tile<1>(tile.batch, key_head, block, 0));
-      ring.CopyTile(cursor, args.v.Tile<1>(tile.batch, key_head, block, 0));
+    for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
+      for (int block = blocks.begin; block < blocks.end; ++block) {
+        CopyStreamed<kDepth, kBlockRows>(ring, cursor,
+                                         {tile.batch, tile.head / args.head_group, block}, half, 0,
+                                         args.k, args.v);
+      }
     }
   }
   ring.Finish(round & 1);
 }
 
 // AttentionQueryGradient computes dQ, and corrects delta.
-template <bool kSides>
+template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionQueryGradient(const __grid_constant__ GradientArgs args) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ AttentionBarriers barriers;
-  const AttentionRing<2> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  const QueryRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForQueries(args, ring);
+    if (threadIdx.x == 0) CopyForQueries<kDepth>(args, ring);
   } else {
     TakeRegisters<kAttendingRegisters>();
-    DifferentiateTiles<kSides>(args, ring);
+    DifferentiateTiles<kDepth, kSides>(args, ring);
   }
 #endif
 }
@@ -380,25 +437,30 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
 // are transposed, so that P and dS are operands A: a thread has two keys, and 32 of 64 queries at a
 // time.
 inline constexpr int kColumnSums = 32;
+inline constexpr int kPartRows = 2 * kColumnSums;  // queries of a part
+template <int kDepth>
+using KeyRing = GradientRing<kDepth, kPartRows>;
 
+template <int kDepth>
 struct KeyRows {
-  float dk[kOutputs];  // times 2^unit_k
-  float dv[kOutputs];  // times 2^unit_v
+  float dk[kOutputs<kDepth>];  // times 2^unit_k
+  float dv[kOutputs<kDepth>];  // times 2^unit_v
   int unit_k, unit_v;
 };
 
 // AddRows adds sums 2^-(exponents of rows + exponent) to out 2^-unit. The unit becomes the least so
 // far.
-__device__ inline void AddRows(float (&out)[kOutputs], int& unit, const float (&sums)[kOutputs],
+template <int kCount>
+__device__ inline void AddRows(float (&out)[kCount], int& unit, const float (&sums)[kPartSums],
                                const int (&exponents)[2], int exponent) {
   // All threads of a row need one unit, and a thread has two rows; those of a quad are equal.
   const int least = min(unit, min(exponents[0], exponents[1]) + exponent);
   const float old = PowerOfNegative(least - unit);
-  const float factors[2] = {PowerOfNegative(least - exponents[0] - exponent),
-                            PowerOfNegative(least - exponents[1] - exponent)};
+  PromoteSums(out, sums,
+              {PowerOfNegative(least - exponents[0] - exponent),
+               PowerOfNegative(least - exponents[1] - exponent)},
+              {old, old});
   unit = least;
-#pragma unroll
-  for (int i = 0; i < kOutputs; ++i) out[i] = fmaf(sums[i], factors[i / 2 % 2], out[i] * old);
 }
 
 // FinishTransposed adds the bias to scores, and hides some; rows are keys, columns queries from
@@ -406,7 +468,7 @@ __device__ inline void AddRows(float (&out)[kOutputs], int& unit, const float (&
 template <bool kSides>
 __device__ inline void FinishTransposed(float (&scores)[kColumnSums], const AttentionArgs& args,
                                         const QueryTile& tile, int key, int query, int keys,
-                                        float& factor, const ThreadOfTile& thread) {
+                                        float& factor) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int j = key + 8 * r;
@@ -428,7 +490,7 @@ __device__ inline void FinishTransposed(float (&scores)[kColumnSums], const Atte
     }
     const KeyRange all = QueriesOfKey(args.band, j, keys, args.q.rows);
     const KeyRange range = {all.begin - query, all.end - query};
-    if (range.begin <= 0 && range.end >= 64) continue;
+    if (range.begin <= 0 && range.end >= kPartRows) continue;
 #pragma unroll
     for (int i = 0; i < kColumnSums / 2; ++i) {
       const int element = i / 2 * 4 + 2 * r + i % 2;
@@ -440,29 +502,43 @@ __device__ inline void FinishTransposed(float (&scores)[kColumnSums], const Atte
   }
 }
 
-// DifferentiateQueries adds 64 queries to dK and dV. `q` and `g` are the addresses of their rows in
-// packed tiles.
-template <bool kSides>
+// KeyFacts are what the kernel of dK and dV needs of a tile of keys.
+struct KeyFacts {
+  int first, keys;  // first key, and the length
+  int exponent_k, exponent_v, unit_v;
+};
+
+// DifferentiateQueries adds 64 queries to half of dK and dV.
+template <int kDepth, bool kSides>
 __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
-                                            const AttentionRing<2>& ring, uint32_t q, uint32_t g,
-                                            const QueryTile& tile, int key_tile, int block,
-                                            int part, int keys, int exponent_q, int exponent_k,
-                                            int exponent_v, int unit_v, const ThreadOfTile& thread,
-                                            KeyRows& rows) {
+                                            const KeyRing<kDepth>& ring,
+                                            typename KeyRing<kDepth>::Cursor& cursor,
+                                            const QueryTile& tile, const KeyFacts& of_keys,
+                                            int part, int half, const ThreadOfTile& thread,
+                                            KeyRows<kDepth>& rows) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& args = gradient.forward;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
   float p[kColumnSums], ds[kColumnSums];
-  StartScores(p, ring.Resident(0) + first_row, q, false);
-  StartScores(ds, ring.Resident(1) + first_row, g, false);
-  const RowFacts* const facts = gradient.FactsOf(tile, block) + part * 64 + thread.column;
-  const int reference =
-      __ldg(&gradient.g.exponents[gradient.g.Block(tile.batch, tile.head, block)]);
-  WaitForProducts<1>();
+  int slots[2][kHalves];
+#pragma unroll
+  for (int i = 0; i < 2 * kHalves; ++i) {
+    const int operand = i / kHalves, at = i % kHalves;
+    slots[operand][at] = ring.Take(cursor);
+    const int resident = operand * kHalves + HalfAt<kDepth>(at, half);
+    StartScores<kDepth>(operand == 0 ? p : ds, ring.Resident(resident) + first_row,
+                        ring.Slot(slots[operand][at]), at > 0);
+  }
+  const int slot_q = slots[0][kHalves - 1], slot_g = slots[1][kHalves - 1];
+  const int64_t block = args.q.Block(tile.batch, tile.head, part * kPartRows / kBlockRows);
+  const RowFacts* const facts = gradient.FactsOf(tile, 0) + part * kPartRows + thread.column;
+  const int exponent_q = __ldg(&args.q.exponents[block]);
+  const int reference = __ldg(&gradient.g.exponents[block]);
+  WaitForProducts<kHalves>();
   LaunderRegisters(p);
-  float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  const int key = key_tile * kBlockRows + thread.row;
-  const int query = block * kBlockRows + part * 64 + thread.column;
-  FinishTransposed<kSides>(p, args, tile, key, query, keys, factor, thread);
+  float factor = FactorOfScores(args.scale, exponent_q + of_keys.exponent_k);
+  FinishTransposed<kSides>(p, args, tile, of_keys.first + thread.row,
+                           part * kPartRows + thread.column, of_keys.keys, factor);
   // The largest P of a key's row decides its scale.
   float largest[2] = {-kInfinity<float>, -kInfinity<float>};
 #pragma unroll
@@ -492,7 +568,11 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   }
   WaitForProducts<0>();
   LaunderRegisters(ds);
-  const float factor_v = PowerOfNegative(unit_v - exponent_v);
+  if constexpr (kHalves == 2) {
+    ring.Release(slots[0][0]);
+    ring.Release(slots[1][0]);
+  }
+  const float factor_v = PowerOfNegative(of_keys.unit_v - of_keys.exponent_v);
 #pragma unroll
   for (int i = 0; i < kColumnSums / 4; ++i) {
 #pragma unroll
@@ -505,108 +585,101 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
       }
     }
   }
-  float sums[kOutputs];
-  const PairsOfA<4> pairs_p(p);
-  StartWeightedSum(sums, pairs_p, g);
+  float sums[kPartSums];
+  const PairsOfA<kPartRows / 16> pairs_p(p);
+  StartWeightedSum<kDepth>(sums, pairs_p, ring.Slot(slot_g));
   int more[2];
   ScaleRows(ds, more);
-  const PairsOfA<4> pairs_ds(ds);
+  const PairsOfA<kPartRows / 16> pairs_ds(ds);
   WaitForProducts<0>();
   LaunderRegisters(sums);
   AddRows(rows.dv, rows.unit_v, sums, exponents, reference);
-  StartWeightedSum(sums, pairs_ds, q);
+  ring.Release(slot_g);
+  StartWeightedSum<kDepth>(sums, pairs_ds, ring.Slot(slot_q));
   more[0] += exponents[0], more[1] += exponents[1];
   WaitForProducts<0>();
   LaunderRegisters(sums);
-  AddRows(rows.dk, rows.unit_k, sums, more, reference + unit_v + exponent_q);
+  ring.Release(slot_q);
+  AddRows(rows.dk, rows.unit_k, sums, more, reference + of_keys.unit_v + exponent_q);
 }
 
-// BlocksOfQueries returns the blocks of queries that see any key of a tile of keys.
-__device__ inline KeyRange BlocksOfQueries(const AttentionArgs& args, const QueryTile& tile) {
+// PartsOfQueries returns the parts of 64 queries that see any key of a tile of keys.
+__device__ inline KeyRange PartsOfQueries(const AttentionArgs& args, const QueryTile& tile) {
   const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
   const int queries = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
   const KeyRange range = QueriesOfTile(args.band, tile.tile * kBlockRows, keys, queries);
   if (range.begin == range.end) return {0, 0};
-  return {range.begin / kBlockRows, (range.end - 1) / kBlockRows + 1};
+  return {range.begin / kPartRows, (range.end - 1) / kPartRows + 1};
 }
 
-template <bool kSides>
+template <int kDepth, bool kSides>
 __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
-                                             const AttentionRing<2>& ring) {
+                                             const KeyRing<kDepth>& ring) {
   const AttentionArgs& args = gradient.forward;
   const ThreadOfTile thread;
-  AttentionRing<2>::Cursor cursor;
+  typename KeyRing<kDepth>::Cursor cursor;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     const int index = ring.WaitForResident(round & 1);
     if (index < 0) return;
     const QueryTile key_tile = gradient.key_order.At(index);  // its head is one of keys
-    const KeyRange blocks = BlocksOfQueries(args, key_tile);
-    const int keys = AttentionArgs::Length(args.k_lengths, key_tile.batch, args.k.rows);
+    const KeyRange parts = PartsOfQueries(args, key_tile);
     const int64_t block_k = args.k.Block(key_tile.batch, key_tile.head, key_tile.tile);
-    const int exponent_k = __ldg(&args.k.exponents[block_k]);
-    const int exponent_v = __ldg(&args.v.exponents[block_k]);
-    const int unit_v = UnitOfValues(args.v, key_tile.batch, key_tile.head);
-    KeyRows rows;
+    const KeyFacts of_keys = {
+        .first = key_tile.tile * kBlockRows,
+        .keys = AttentionArgs::Length(args.k_lengths, key_tile.batch, args.k.rows),
+        .exponent_k = __ldg(&args.k.exponents[block_k]),
+        .exponent_v = __ldg(&args.v.exponents[block_k]),
+        .unit_v = UnitOfValues(args.v, key_tile.batch, key_tile.head)};
+#pragma unroll 1
+    for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
+      KeyRows<kDepth> rows;
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) rows.dk[i] = rows.dv[i] = 0.0f;
-    rows.unit_k = rows.unit_v = 400;
+      for (int i = 0; i < kOutputs<kDepth>; ++i) rows.dk[i] = rows.dv[i] = 0.0f;
+      rows.unit_k = rows.unit_v = 400;
 #pragma unroll 1
-    for (int member = 0; member < args.head_group; ++member) {
-      const QueryTile tile = {key_tile.batch, key_tile.head * args.head_group + member, 0};
+      for (int member = 0; member < args.head_group; ++member) {
+        const QueryTile tile = {key_tile.batch, key_tile.head * args.head_group + member, 0};
 #pragma unroll 1
-      for (int block = blocks.begin; block < blocks.end; ++block) {
-        const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, block)]);
-        const int slot_q = cursor.slot;
-        ring.WaitFull(cursor);
-        cursor.Advance();
-        const int slot_g = cursor.slot;
-        ring.WaitFull(cursor);
-        cursor.Advance();
-#pragma unroll 1
-        for (int part = 0; part < 2; ++part) {
-          const uint32_t rows_of_part = part * 64 * kRowBytes;
-          DifferentiateQueries<kSides>(gradient, ring, ring.Slot(slot_q) + rows_of_part,
-                                       ring.Slot(slot_g) + rows_of_part, tile, key_tile.tile, block,
-                                       part, keys, exponent_q, exponent_k, exponent_v, unit_v,
-                                       thread, rows);
+        for (int part = parts.begin; part < parts.end; ++part) {
+          DifferentiateQueries<kDepth, kSides>(gradient, ring, cursor, tile, of_keys, part, half,
+                                               thread, rows);
         }
-        ring.Release(slot_q);
-        ring.Release(slot_g);
       }
+      const int64_t row = int64_t{key_tile.batch} * args.k.rows + of_keys.first;
+      const auto store = [&](const auto& sums, int unit, float factor, float* to, int depth) {
+        const int64_t pitch = int64_t{args.k.heads} * depth;
+        const int column = half * kHalfDepth;
+        StoreGradients(sums, {-unit, -unit}, factor,
+                       to + row * pitch + int64_t{key_tile.head} * depth + column, pitch,
+                       args.k.rows - of_keys.first, depth - column, thread);
+      };
+      store(rows.dk, rows.unit_k, gradient.scale, gradient.dk, args.k.depth);
+      store(rows.dv, rows.unit_v, 1.0f, gradient.dv, args.v.depth);
     }
     ring.ReleaseResident();
-    const int first = key_tile.tile * kBlockRows;
-    const int64_t row = int64_t{key_tile.batch} * args.k.rows + first;
-    const auto store = [&](const float (&sums)[kOutputs], int unit, float factor, float* to,
-                           int depth) {
-      const int64_t pitch = int64_t{args.k.heads} * depth;
-      StoreGradients(sums, {-unit, -unit}, factor,
-                     to + row * pitch + int64_t{key_tile.head} * depth, pitch, args.k.rows - first,
-                     depth, thread);
-    };
-    store(rows.dk, rows.unit_k, gradient.scale, gradient.dk, args.k.depth);
-    store(rows.dv, rows.unit_v, 1.0f, gradient.dv, args.v.depth);
   }
 }
 
-__device__ inline void CopyForKeys(const GradientArgs& gradient, const AttentionRing<2>& ring) {
+template <int kDepth>
+__device__ inline void CopyForKeys(const GradientArgs& gradient, const KeyRing<kDepth>& ring) {
   const AttentionArgs& args = gradient.forward;
-  AttentionRing<2>::Cursor cursor;
+  typename KeyRing<kDepth>::Cursor cursor;
   int index = atomicAdd(gradient.key_counter, 1);
   uint32_t round = 0;
   for (; index < gradient.key_order.Count(); ++round) {
     const QueryTile tile = gradient.key_order.At(index);
-    ring.CopyResident(round & 1, index,
-                      {args.k.Tile<1>(tile.batch, tile.head, tile.tile, 0),
-                       args.v.Tile<1>(tile.batch, tile.head, tile.tile, 0)});
+    CopyResidents<kDepth, kPartRows>(ring, round & 1, index, tile, args.k, args.v);
     index = atomicAdd(gradient.key_counter, 1);
-    const KeyRange blocks = BlocksOfQueries(args, tile);
-    for (int member = 0; member < args.head_group; ++member) {
-      const int head = tile.head * args.head_group + member;
-      for (int block = blocks.begin; block < blocks.end; ++block) {
-        ring.CopyTile(cursor, args.q.Tile<1>(tile.batch, head, block, 0));
-        ring.CopyTile(cursor, gradient.g.Tile<1>(tile.batch, head, block, 0));
+    const KeyRange parts = PartsOfQueries(args, tile);
+    for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
+      for (int member = 0; member < args.head_group; ++member) {
+        const int head = tile.head * args.head_group + member;
+        for (int part = parts.begin; part < parts.end; ++part) {
+          const int first = part * kPartRows;
+          CopyStreamed<kDepth, kPartRows>(ring, cursor, {tile.batch, head, first / kBlockRows},
+                                          half, first % kBlockRows, args.q, gradient.g);
+        }
       }
     }
   }
@@ -614,21 +687,21 @@ __device__ inline void CopyForKeys(const GradientArgs& gradient, const Attention
 }
 
 // AttentionKeyGradient computes dK and dV, after AttentionQueryGradient.
-template <bool kSides>
+template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionKeyGradient(const __grid_constant__ GradientArgs args) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ AttentionBarriers barriers;
-  const AttentionRing<2> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  const KeyRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForKeys(args, ring);
+    if (threadIdx.x == 0) CopyForKeys<kDepth>(args, ring);
   } else {
     TakeRegisters<kAttendingRegisters>();
-    DifferentiateKeyTiles<kSides>(args, ring);
+    DifferentiateKeyTiles<kDepth, kSides>(args, ring);
   }
 #endif
 }

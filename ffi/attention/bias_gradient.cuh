@@ -53,27 +53,36 @@ __device__ inline bool IsComputed(const AttentionArgs& args, const QueryTile& ti
   return block >= blocks.begin && block < blocks.end;
 }
 
-using BiasRing = AttentionRing<1>;  // without resident tiles
+template <int kDepth>
+using BiasRing = AttentionRing<kDepth, 1>;  // without resident tiles
 
+template <int kDepth>
 __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHeads& shared,
-                                   const BiasRing& ring) {
+                                   const BiasRing<kDepth>& ring) {
   const AttentionArgs& forward = args.gradient.forward;
-  BiasRing::Cursor cursor;
+  typename BiasRing<kDepth>::Cursor cursor;
   for (int i = shared.begin; i < shared.end; ++i) {
     const QueryTile tile = shared.At(i);
     if (!IsComputed(forward, tile, shared.block)) continue;
     const int key_head = tile.head / forward.head_group;
-    ring.CopyTile(cursor, forward.q.Tile<1>(tile.batch, tile.head, tile.tile, 0));
-    ring.CopyTile(cursor, forward.k.Tile<1>(tile.batch, key_head, shared.block, 0));
-    ring.CopyTile(cursor, args.gradient.g.Tile<1>(tile.batch, tile.head, tile.tile, 0));
-    ring.CopyTile(cursor, forward.v.Tile<1>(tile.batch, key_head, shared.block, 0));
+    const auto copy = [&](const SplitOperand& rows, const SplitOperand& columns) {
+      for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
+        ring.CopyTile(cursor, rows.Tile<kDepth>(tile.batch, tile.head, tile.tile, half));
+        ring.CopyTile(cursor, columns.Tile<kDepth>(tile.batch, key_head, shared.block, half));
+      }
+    };
+    copy(forward.q, forward.k);
+    copy(args.gradient.g, forward.v);
   }
 }
 
 // AddScoreGradients adds dS of a head to a thread's sums.
-__device__ inline void AddScoreGradients(const BiasGradientArgs& args, const BiasRing& ring,
-                                         BiasRing::Cursor& cursor, const QueryTile& tile, int block,
+template <int kDepth>
+__device__ inline void AddScoreGradients(const BiasGradientArgs& args, const BiasRing<kDepth>& ring,
+                                         typename BiasRing<kDepth>::Cursor& cursor,
+                                         const QueryTile& tile, int block,
                                          const ThreadOfTile& thread, float (&sums)[kScores]) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& forward = args.gradient.forward;
   const int key_head = tile.head / forward.head_group;
   const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.tile);
@@ -85,22 +94,20 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
   float p[kScores], ds[kScores];
-  int slots[4];
-  const auto start = [&](float (&scores)[kScores], int i) {
-#pragma unroll
-    for (int j = i; j < i + 2; ++j) {
-      ring.WaitFull(cursor);
-      slots[j] = cursor.slot;
-      cursor.Advance();
-    }
-    StartScores(scores, ring.Slot(slots[i]) + first_row, ring.Slot(slots[i + 1]), false);
+  int slots[2][2 * kHalves];
+  const auto start = [&](float (&scores)[kScores], int (&slots)[2 * kHalves], int half) {
+    int* const own = slots + 2 * half;
+    own[0] = ring.Take(cursor), own[1] = ring.Take(cursor);
+    StartScores<kDepth>(scores, ring.Slot(own[0]) + first_row, ring.Slot(own[1]), half > 0);
   };
-  start(p, 0);
-  start(ds, 2);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) start(p, slots[0], half);
+  start(ds, slots[1], 0);
   WaitForProducts<1>();
   LaunderRegisters(p);
-  ring.Release(slots[0]);
-  ring.Release(slots[1]);
+#pragma unroll
+  for (const int slot : slots[0]) ring.Release(slot);
+  if constexpr (kHalves == 2) start(ds, slots[1], 1);
   AddBias(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k), p);
   if (forward.mask.data != nullptr) {
     const uint32_t bits[2] = {LoadMask(forward, tile, block, thread, 0),
@@ -121,8 +128,8 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   for (int i = 0; i < kScores; ++i) p[i] = FastExp2(p[i] - r[i / 2 % 2]);
   WaitForProducts<0>();
   LaunderRegisters(ds);
-  ring.Release(slots[2]);
-  ring.Release(slots[3]);
+#pragma unroll
+  for (const int slot : slots[1]) ring.Release(slot);
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;
@@ -131,11 +138,12 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   }
 }
 
+template <int kDepth>
 __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const SharedHeads& shared,
-                                       const BiasRing& ring) {
+                                       const BiasRing<kDepth>& ring) {
   const AttentionArgs& forward = args.gradient.forward;
   const ThreadOfTile thread;
-  BiasRing::Cursor cursor;
+  typename BiasRing<kDepth>::Cursor cursor;
   float sums[kScores];
 #pragma unroll
   for (float& x : sums) x = 0.0f;
@@ -143,7 +151,7 @@ __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const Share
   for (int i = shared.begin; i < shared.end; ++i) {
     const QueryTile tile = shared.At(i);
     if (!IsComputed(forward, tile, shared.block)) continue;
-    AddScoreGradients(args, ring, cursor, tile, shared.block, thread, sums);
+    AddScoreGradients<kDepth>(args, ring, cursor, tile, shared.block, thread, sums);
   }
   const int64_t matrix = int64_t{shared.first.batch} * args.heads + shared.first.head;
   float* const to =
@@ -163,21 +171,22 @@ __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const Share
   }
 }
 
+template <int kDepth>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBiasGradient(const __grid_constant__ BiasGradientArgs args) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ AttentionBarriers barriers;
-  const BiasRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  const BiasRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
   const SharedHeads shared(args, static_cast<int>(blockIdx.x));
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForBias(args, shared, ring);
+    if (threadIdx.x == 0) CopyForBias<kDepth>(args, shared, ring);
   } else {
     TakeRegisters<kAttendingRegisters>();
-    SumBiasGradient(args, shared, ring);
+    SumBiasGradient<kDepth>(args, shared, ring);
   }
 #endif
 }

@@ -22,15 +22,18 @@ namespace jaxkernels {
 inline constexpr int kCopyingRegisters = 40, kAttendingRegisters = 232;
 
 inline constexpr int kStepsOfBlock = kBlockRows / 16;
-inline constexpr int kOutputs = 32;  // of a thread, in half of the depth
+inline constexpr int kPartSums = 32;  // of a thread, of 64 columns
+// Outputs of a thread, in half of the depth.
+template <int kDepth>
+inline constexpr int kOutputs = PackedTile<kDepth>::kColumns / 2;
 
 // OutputRows are a thread's two rows of the softmax and of its product with the values.
-template <int kHalves>
+template <int kDepth>
 struct OutputRows {
-  float out[kHalves][kOutputs];  // times 2^unit and the row's sum
-  float sum[2];                  // of the thread's columns
-  float shift[2];                // minus the references; infinite while no key was seen
-  int unit;                      // least exponent of the blocks of values so far
+  float out[PackedTile<kDepth>::kHalves][kOutputs<kDepth>];  // times 2^unit and the row's sum
+  float sum[2];                                              // of the thread's columns
+  float shift[2];  // minus the references; infinite while no key was seen
+  int unit;        // least exponent of the blocks of values so far
 };
 
 // MaximumOfQuad returns the maximum over the four lanes that share a row.
@@ -45,8 +48,8 @@ __device__ inline float SumOfQuad(float x) {
 
 // ExpScores replaces scores by exp2(factor score + shift), and updates the rows' sums. `rescale`
 // becomes the factors of older sums.
-template <int kHalves>
-__device__ inline void ExpScores(float (&scores)[kScores], float factor, OutputRows<kHalves>& rows,
+template <int kDepth>
+__device__ inline void ExpScores(float (&scores)[kScores], float factor, OutputRows<kDepth>& rows,
                                  float (&rescale)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -90,16 +93,19 @@ struct PairsOfA {
   }
 };
 
-// StartWeightedSum starts sums = A B. `b` is the address in a packed tile of the first row of B.
-template <int kSteps>
-__device__ inline void StartWeightedSum(float (&sums)[kOutputs], const PairsOfA<kSteps>& a,
+// StartWeightedSum starts sums = A B. `b` is the address of a tile of 16 kSteps rows. If high and
+// low parts of B share lines, the sums of both are apart.
+template <int kDepth, int kSteps>
+__device__ inline void StartWeightedSum(float (&sums)[kPartSums], const PairsOfA<kSteps>& a,
                                         uint32_t b) {
-  const uint64_t high = DescribeTile(b), low = DescribeTile(b + kPairPartBytes);
+  using Tile = PackedTile<kDepth>;
+  const uint64_t high = DescribeTile(b), low = DescribeTile(b + Tile::LowOffset(16 * kSteps));
   FenceProducts();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    Multiply64x64(sums, a.high[i], low + i * kDescriptorStepMN, i > 0);
-    Multiply64x64(sums, a.low[i], high + i * kDescriptorStepMN, true);
+    const uint64_t at = i * kDescriptorStepMN;
+    if constexpr (!Tile::kSharesLines) Multiply64x64(sums, a.high[i], low + at, i > 0);
+    Multiply64x64(sums, a.low[i], high + at, !Tile::kSharesLines || i > 0);
   }
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -108,11 +114,21 @@ __device__ inline void StartWeightedSum(float (&sums)[kOutputs], const PairsOfA<
   CommitProducts();
 }
 
-__device__ inline void PromoteSums(float (&out)[kOutputs], const float (&sums)[kOutputs],
-                                   float factor, const float (&rescale)[2]) {
+// SumOf returns element i of the finished sums of StartWeightedSum.
+template <int kCount>
+__device__ inline float SumOf(const float (&sums)[kPartSums], int i) {
+  if constexpr (kCount < kPartSums) return sums[i] + sums[i + kCount];
+  return sums[i];
+}
+
+// PromoteSums computes out = sums factors + out rescale, with factors of a thread's two rows.
+template <int kCount>
+__device__ inline void PromoteSums(float (&out)[kCount], const float (&sums)[kPartSums],
+                                   const float (&factors)[2], const float (&rescale)[2]) {
 #pragma unroll
-  for (int i = 0; i < kOutputs; ++i) {
-    out[i] = fmaf(sums[i], factor, out[i] * rescale[i / 2 % 2]);
+  for (int i = 0; i < kCount; ++i) {
+    const int r = i / 2 % 2;
+    out[i] = fmaf(SumOf<kCount>(sums, i), factors[r], out[i] * rescale[r]);
   }
 }
 
@@ -120,13 +136,17 @@ __device__ inline void PromoteSums(float (&out)[kOutputs], const float (&sums)[k
 // Requires: exponent <= 0.
 __device__ inline float PowerOfNegative(int exponent) { return PowerOfTwo(max(exponent, -127)); }
 
+template <int kDepth>
+using ForwardRing = AttentionRing<kDepth, PackedTile<kDepth>::kHalves>;
+
 // AttendBlock adds a block of keys to the rows. `last`: no other block follows.
-template <int kHalves, bool kSides>
-__device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRing<kHalves>& ring,
-                                   typename AttentionRing<kHalves>::Cursor& cursor,
+template <int kDepth, bool kSides>
+__device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<kDepth>& ring,
+                                   typename ForwardRing<kDepth>::Cursor& cursor,
                                    const QueryTile& tile, int block, bool last, int keys,
                                    const ThreadOfTile& thread, int exponent_q,
-                                   OutputRows<kHalves>& rows) {
+                                   OutputRows<kDepth>& rows) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const int key_head = tile.head / args.head_group;
   const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
   const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
@@ -135,10 +155,8 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
   float scores[kScores];
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
-    ring.WaitFull(cursor);
-    slots[half] = cursor.slot;
-    StartScores(scores, ring.Resident(half) + first_row, ring.Slot(cursor.slot), half > 0);
-    cursor.Advance();
+    slots[half] = ring.Take(cursor);
+    StartScores<kDepth>(scores, ring.Resident(half) + first_row, ring.Slot(slots[half]), half > 0);
   }
   [[maybe_unused]] uint32_t bits[2];
   if constexpr (kSides) {
@@ -164,16 +182,15 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);
   const PairsOfA<kStepsOfBlock> probabilities(scores);
-  float sums[kHalves][kOutputs];
+  float sums[kHalves][kPartSums];
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
-    ring.WaitFull(cursor);
-    slots[half] = cursor.slot;
-    StartWeightedSum(sums[half], probabilities, ring.Slot(cursor.slot));
-    cursor.Advance();
+    slots[half] = ring.Take(cursor);
+    StartWeightedSum<kDepth>(sums[half], probabilities, ring.Slot(slots[half]));
   }
   const int unit = min(rows.unit, exponent_v);
   const float factor_v = PowerOfNegative(unit - exponent_v);
+  const float factors[2] = {factor_v, factor_v};
   const float factor_out = PowerOfNegative(unit - rows.unit);
   rows.unit = unit;
   rescale[0] *= factor_out, rescale[1] *= factor_out;
@@ -181,18 +198,18 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const AttentionRin
     WaitForProducts<1>();
     LaunderRegisters(sums[0]);
     ring.Release(slots[0]);
-    PromoteSums(rows.out[0], sums[0], factor_v, rescale);
+    PromoteSums(rows.out[0], sums[0], factors, rescale);
   }
   WaitForProducts<0>();
   LaunderRegisters(sums[kHalves - 1]);
   ring.Release(slots[kHalves - 1]);
-  PromoteSums(rows.out[kHalves - 1], sums[kHalves - 1], factor_v, rescale);
+  PromoteSums(rows.out[kHalves - 1], sums[kHalves - 1], factors, rescale);
 }
 
 // StoreRows divides the sums and stores them. Queries beyond the length see nothing.
-template <int kHalves>
+template <int kDepth>
 __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& tile,
-                                 const ThreadOfTile& thread, const OutputRows<kHalves>& rows) {
+                                 const ThreadOfTile& thread, const OutputRows<kDepth>& rows) {
   const float undo = PowerOfTwo(-rows.unit);
   const int length = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
   const int depth = args.v.depth;
@@ -206,9 +223,9 @@ __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& til
     const int64_t row = int64_t{tile.batch} * args.q.rows + query;
     float* const to = args.out + (row * args.q.heads + tile.head) * depth;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
 #pragma unroll
-      for (int i = 0; i < kOutputs / 4; ++i) {
+      for (int i = 0; i < kOutputs<kDepth> / 4; ++i) {
         const int column = half * kHalfDepth + 8 * i + thread.column;
         float2 pair;
         pair.x = sees ? rows.out[half][4 * i + 2 * r] * inverse * undo : 0.0f;
@@ -230,10 +247,10 @@ __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& til
 }
 
 // AttendTiles is called by the threads of two warpgroups.
-template <int kHalves, bool kSides>
-__device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRing<kHalves>& ring) {
+template <int kDepth, bool kSides>
+__device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
   const ThreadOfTile thread;
-  typename AttentionRing<kHalves>::Cursor cursor;
+  typename ForwardRing<kDepth>::Cursor cursor;
 #pragma unroll 1
   for (uint32_t round = 0;; ++round) {
     const int index = ring.WaitForResident(round & 1);
@@ -242,11 +259,11 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRin
     const KeyRange blocks = args.BlocksOf(tile);
     const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
     const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
-    OutputRows<kHalves> rows;
+    OutputRows<kDepth> rows;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
+    for (auto& out : rows.out) {
 #pragma unroll
-      for (float& x : rows.out[half]) x = 0.0f;
+      for (float& x : out) x = 0.0f;
     }
     rows.sum[0] = rows.sum[1] = 0.0f;
     rows.shift[0] = rows.shift[1] = kInfinity<float>;
@@ -254,17 +271,18 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const AttentionRin
     if (blocks.begin == blocks.end) ring.ReleaseResident();
 #pragma unroll 1
     for (int block = blocks.begin; block < blocks.end; ++block) {
-      AttendBlock<kHalves, kSides>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
-                                   thread, exponent_q, rows);
+      AttendBlock<kDepth, kSides>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
+                                  thread, exponent_q, rows);
     }
     StoreRows(args, tile, thread, rows);
   }
 }
 
 // CopyTiles is called by one thread.
-template <int kHalves>
-__device__ inline void CopyTiles(const AttentionArgs& args, const AttentionRing<kHalves>& ring) {
-  typename AttentionRing<kHalves>::Cursor cursor;
+template <int kDepth>
+__device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
+  constexpr int kHalves = PackedTile<kDepth>::kHalves;
+  typename ForwardRing<kDepth>::Cursor cursor;
   int index = atomicAdd(args.counter, 1);
   uint32_t round = 0;
   for (; index < args.order.Count(); ++round) {
@@ -272,7 +290,7 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const AttentionRing<
     const char* queries[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      queries[half] = args.q.Tile<kHalves>(tile.batch, tile.head, tile.tile, half);
+      queries[half] = args.q.Tile<kDepth>(tile.batch, tile.head, tile.tile, half);
     }
     ring.CopyResident(round & 1, index, queries);
     index = atomicAdd(args.counter, 1);
@@ -280,31 +298,31 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const AttentionRing<
     const int key_head = tile.head / args.head_group;
     for (int block = blocks.begin; block < blocks.end; ++block) {
       for (int half = 0; half < kHalves; ++half) {
-        ring.CopyTile(cursor, args.k.Tile<kHalves>(tile.batch, key_head, block, half));
+        ring.CopyTile(cursor, args.k.Tile<kDepth>(tile.batch, key_head, block, half));
       }
       for (int half = 0; half < kHalves; ++half) {
-        ring.CopyTile(cursor, args.v.Tile<kHalves>(tile.batch, key_head, block, half));
+        ring.CopyTile(cursor, args.v.Tile<kDepth>(tile.batch, key_head, block, half));
       }
     }
   }
   ring.Finish(round & 1);
 }
 
-template <int kHalves, bool kSides>
+template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionForward(const __grid_constant__ AttentionArgs args) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ AttentionBarriers barriers;
-  const AttentionRing<kHalves> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  const ForwardRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) ring.Init();
   __syncthreads();
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyTiles<kHalves>(args, ring);
+    if (threadIdx.x == 0) CopyTiles<kDepth>(args, ring);
   } else {
     TakeRegisters<kAttendingRegisters>();
-    AttendTiles<kHalves, kSides>(args, ring);
+    AttendTiles<kDepth, kSides>(args, ring);
   }
 #endif
 }

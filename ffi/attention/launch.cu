@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/backward.cuh"
 #include "attention/bias_gradient.cuh"
@@ -80,7 +81,7 @@ GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan
                             const AttentionCall& call, const AttentionGradients& gradients,
                             int64_t member, int64_t members) {
   const AttentionScratch scratch = MakeAttentionScratch(
-      members, p.queries, p.keys, p.heads, p.key_heads, plan.halves, /*backward=*/true);
+      members, p.queries, p.keys, p.heads, p.key_heads, plan.padded_depth, /*backward=*/true);
   const int64_t rows = p.queries * p.heads, key_rows = p.keys * p.key_heads;
   static_assert(sizeof(RowFacts) == kRowFactsBytes);
   return {.forward = ArgsOf(p, plan, call, scratch, member, members),
@@ -109,12 +110,12 @@ bool HasSides(const AttentionArgs& args) {
   return args.bias.data != nullptr || args.mask.data != nullptr;
 }
 
-template <int kHalves>
+template <int kDepth>
 cudaError_t LaunchSplit(const AttentionArgs& args, int64_t members, cudaStream_t stream) {
   const unsigned blocks_q = BlocksOfOperand(args.q, members);
   const unsigned blocks_k = BlocksOfOperand(args.k, members);
   const int64_t blocks = int64_t{blocks_q} + blocks_k + BlocksOfOperand(args.v, members);
-  return LaunchKernel(SplitAttention<kHalves>, {blocks, kSplitAttentionThreads}, stream, args,
+  return LaunchKernel(SplitAttention<kDepth>, {blocks, kSplitAttentionThreads}, stream, args,
                       blocks_q, blocks_k);
 }
 
@@ -123,34 +124,38 @@ LaunchShape ShapeOf(const AttentionPlan& plan, int64_t tiles) {
   return {std::min<int64_t>(plan.sm_count, tiles), plan.block_threads, plan.smem_bytes};
 }
 
-template <int kHalves>
+template <int kDepth>
 cudaError_t LaunchForward(const AttentionPlan& plan, const AttentionArgs& args, int64_t members,
                           cudaStream_t stream) {
-  const cudaError_t error = LaunchSplit<kHalves>(args, members, stream);
+  const cudaError_t error = LaunchSplit<kDepth>(args, members, stream);
   if (error != cudaSuccess) return error;
   return LaunchKernel(
-      HasSides(args) ? AttentionForward<kHalves, true> : AttentionForward<kHalves, false>,
+      HasSides(args) ? AttentionForward<kDepth, true> : AttentionForward<kDepth, false>,
       ShapeOf(plan, args.order.Count()), stream, args);
 }
 
+template <int kDepth>
 cudaError_t LaunchBackward(const AttentionPlan& plan, const GradientArgs& args, int64_t members,
                            cudaStream_t stream) {
   const bool sides = HasSides(args.forward);
-  cudaError_t error = LaunchSplit<1>(args.forward, members, stream);
+  cudaError_t error = LaunchSplit<kDepth>(args.forward, members, stream);
   if (error == cudaSuccess) {
-    error = LaunchKernel(SplitGradient, {BlocksOfOperand(args.g, members), kSplitAttentionThreads},
-                         stream, args);
+    error = LaunchKernel(SplitGradient<kDepth>,
+                         {BlocksOfOperand(args.g, members), kSplitAttentionThreads}, stream, args);
   }
   if (error == cudaSuccess) {
-    error = LaunchKernel(sides ? AttentionQueryGradient<true> : AttentionQueryGradient<false>,
-                         ShapeOf(plan, args.forward.order.Count()), stream, args);
+    error = LaunchKernel(
+        sides ? AttentionQueryGradient<kDepth, true> : AttentionQueryGradient<kDepth, false>,
+        ShapeOf(plan, args.forward.order.Count()), stream, args);
   }
   if (error != cudaSuccess) return error;
-  return LaunchKernel(sides ? AttentionKeyGradient<true> : AttentionKeyGradient<false>,
-                      ShapeOf(plan, args.key_order.Count()), stream, args);
+  return LaunchKernel(
+      sides ? AttentionKeyGradient<kDepth, true> : AttentionKeyGradient<kDepth, false>,
+      ShapeOf(plan, args.key_order.Count()), stream, args);
 }
 
 // LaunchBias computes the gradient of a bias with all queries and keys.
+template <int kDepth>
 cudaError_t LaunchBias(const AttentionPlan& plan, const GradientArgs& args,
                        const AttentionCall& call, const AttentionGradients& gradients,
                        int64_t member, int64_t members, cudaStream_t stream) {
@@ -168,8 +173,16 @@ cudaError_t LaunchBias(const AttentionPlan& plan, const GradientArgs& args,
       .adds = shares_batch && member > 0};
   const int64_t blocks = int64_t{bias.groups} * bias.batch * bias.heads * args.forward.q.blocks *
                          args.forward.k.blocks;
-  return LaunchKernel(AttentionBiasGradient, {blocks, plan.block_threads, plan.smem_bytes}, stream,
-                      bias);
+  return LaunchKernel(AttentionBiasGradient<kDepth>, {blocks, plan.block_threads, plan.smem_bytes},
+                      stream, bias);
+}
+
+// ForDepth calls launch(padded depth), a constant.
+template <typename Launch>
+cudaError_t ForDepth(const AttentionPlan& plan, Launch launch) {
+  if (plan.padded_depth == 32) return launch(std::integral_constant<int, 32>());
+  if (plan.padded_depth == 64) return launch(std::integral_constant<int, 64>());
+  return launch(std::integral_constant<int, 128>());
 }
 
 // ForGroups calls launch(first member, members) for each group of the batch.
@@ -190,10 +203,10 @@ cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan
   return ForGroups(problem, plan, [&](int64_t member, int64_t members) {
     const AttentionScratch scratch =
         MakeAttentionScratch(members, problem.queries, problem.keys, problem.heads,
-                             problem.key_heads, plan.halves, /*backward=*/false);
+                             problem.key_heads, plan.padded_depth, /*backward=*/false);
     const AttentionArgs args = ArgsOf(problem, plan, call, scratch, member, members);
-    return plan.halves == 1 ? LaunchForward<1>(plan, args, members, stream)
-                            : LaunchForward<2>(plan, args, members, stream);
+    return ForDepth(
+        plan, [&](auto depth) { return LaunchForward<depth()>(plan, args, members, stream); });
   });
 }
 
@@ -202,9 +215,11 @@ cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const Atten
                                     cudaStream_t stream) {
   return ForGroups(problem, plan, [&](int64_t member, int64_t members) {
     const GradientArgs args = GradientArgsOf(problem, plan, call, gradients, member, members);
-    const cudaError_t error = LaunchBackward(plan, args, members, stream);
-    if (error != cudaSuccess || gradients.bias_groups == 0) return error;
-    return LaunchBias(plan, args, call, gradients, member, members, stream);
+    return ForDepth(plan, [&](auto depth) {
+      const cudaError_t error = LaunchBackward<depth()>(plan, args, members, stream);
+      if (error != cudaSuccess || gradients.bias_groups == 0) return error;
+      return LaunchBias<depth()>(plan, args, call, gradients, member, members, stream);
+    });
   });
 }
 

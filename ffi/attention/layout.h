@@ -4,8 +4,9 @@
 //
 // An operand becomes packed tiles, in the order [batch][head][block of rows][half of the depth]. A
 // packed tile is 128 rows x 64 elements of the depth: first the high parts, then the low parts, in
-// the layout of core/wgmma.cuh. Elements beyond the operand are zero. Each block of rows has an
-// exponent: its elements are multiplied by that power of two before they are split.
+// the layout of core/wgmma.cuh. Depths up to 32 have lines of 32 high parts and 32 low parts.
+// Elements beyond the operand are zero. Each block of rows has an exponent: its elements are
+// multiplied by that power of two before they are split.
 #ifndef JAXKERNELS_ATTENTION_LAYOUT_H_
 #define JAXKERNELS_ATTENTION_LAYOUT_H_
 
@@ -20,19 +21,41 @@ inline constexpr int kBlockRows = 128;  // queries of a tile, and keys
 inline constexpr int kHalfDepth = 64;   // elements of the depth in a packed tile
 inline constexpr int kRowBytes = kHalfDepth * 2;
 inline constexpr int kPairPartBytes = kBlockRows * kRowBytes;
-inline constexpr int kPairTileBytes = 2 * kPairPartBytes;
 
 // PlaceOfChunk returns the offset of the 8 elements from 8 chunk on of a row, in a part of a tile.
 JK_HOST_DEVICE constexpr int PlaceOfChunk(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ row % 8) << 4);
 }
 
-inline constexpr int kMaxDepth = 128, kMaxBackwardDepth = 64;
-constexpr int HalvesOf(int64_t depth) { return depth > kHalfDepth ? 2 : 1; }
+inline constexpr int kMaxDepth = 128;
+constexpr int PaddedDepth(int64_t depth) { return depth > 64 ? 128 : depth > 32 ? 64 : 32; }
 
-// Shared memory holds the tile of queries and a ring of packed tiles of keys and values.
-constexpr int RingSlots(int halves) { return 7 - halves; }
-inline constexpr int kAttentionSmemBytes = 7 * kPairTileBytes + 1024;
+// PackedTile describes the packed tiles of a padded depth.
+template <int kDepth>
+struct PackedTile {
+  static constexpr bool kSharesLines = kDepth < kHalfDepth;  // high and low parts do
+  static constexpr int kParts = kSharesLines ? 1 : 2;
+  static constexpr int kBytes = kParts * kPairPartBytes;
+  static constexpr int kHalves = kDepth > kHalfDepth ? 2 : 1;  // tiles of a block of rows
+  static constexpr int kColumns = kDepth / kHalves;            // elements of the depth
+
+  // LowOffset returns the bytes from the high to the low part of an element in a tile of `rows`.
+  JK_HOST_DEVICE static constexpr int LowOffset(int rows) {
+    return kSharesLines ? kRowBytes / 2 : rows * kRowBytes;
+  }
+  JK_HOST_DEVICE static constexpr int PlaceOfLow(int row, int chunk) {
+    return kSharesLines ? PlaceOfChunk(row, chunk + 4) : kPairPartBytes + PlaceOfChunk(row, chunk);
+  }
+};
+JK_HOST_DEVICE constexpr int BytesOfBlock(int padded_depth) {
+  return kBlockRows * padded_depth * 4;
+}
+
+// Shared memory holds resident packed tiles and a ring of others.
+inline constexpr int kTilesInSmem = 7;
+constexpr int AttentionSmemBytes(int padded_depth) {
+  return kTilesInSmem * BytesOfBlock(padded_depth < kHalfDepth ? padded_depth : kHalfDepth) + 1024;
+}
 inline constexpr int kAttentionThreads = 384;  // one warpgroup copies, two multiply
 inline constexpr int kMultiplyingWarps = 8;
 
@@ -40,7 +63,7 @@ inline constexpr int kSplitAttentionThreads = 256;
 
 struct SplitPlaces {
   int64_t blocks;     // of rows, in all heads of all batch members
-  int64_t packed;     // HalvesOf(depth) packed tiles a block
+  int64_t packed;     // BytesOfBlock
   int64_t exponents;  // int32 a block
 };
 
@@ -58,7 +81,7 @@ inline constexpr int kRowFactsBytes = 16;
 
 // MakeAttentionScratch lays out the scratch of `batch` members.
 inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int64_t keys,
-                                             int64_t heads, int64_t key_heads, int halves,
+                                             int64_t heads, int64_t key_heads, int padded_depth,
                                              bool backward) {
   AttentionScratch scratch = {};
   const auto take = [&](int64_t bytes) {
@@ -68,7 +91,7 @@ inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int
   };
   const auto take_split = [&](SplitPlaces& split, int64_t rows, int64_t heads_of_operand) {
     split.blocks = batch * heads_of_operand * CeilDiv(rows, kBlockRows);
-    split.packed = take(split.blocks * halves * kPairTileBytes);
+    split.packed = take(split.blocks * BytesOfBlock(padded_depth));
     split.exponents = take(split.blocks * 4);
   };
   take_split(scratch.q, queries, heads);

@@ -17,15 +17,14 @@ constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 // Keys and values of the heads whose tiles are computed together. Half of an H100's L2.
 constexpr int64_t kBytesOfHeads = int64_t{24} << 20;
 
-std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits, bool backward) {
+std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {
   if (!limits.has_wgmma) return "needs Hopper's tensor cores and code for them";
   if (std::min({p.batch, p.queries, p.keys, p.heads, p.key_heads, p.depth, p.value_depth}) < 1) {
     return "there is nothing to compute";
   }
   if (p.heads % p.key_heads != 0) return "heads must be a multiple of the heads of keys";
-  const int most = backward ? kMaxBackwardDepth : kMaxDepth;
-  if (std::max(p.depth, p.value_depth) > most) {
-    return "takes depths up to " + std::to_string(most) + (backward ? " for gradients" : "");
+  if (std::max(p.depth, p.value_depth) > kMaxDepth) {
+    return "takes depths up to " + std::to_string(kMaxDepth);
   }
   const int64_t tiles = p.batch * p.heads * CeilDiv(std::max(p.queries, p.keys), kBlockRows);
   if (std::max(p.queries, p.keys) >= kOpenBand || tiles >= kOpenBand) return "is too large";
@@ -36,13 +35,13 @@ std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits, bool 
 
 AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits,
                                   bool backward) {
-  const std::string why = WhyNone(problem, limits, backward);
+  const std::string why = WhyNone(problem, limits);
   if (!why.empty()) return {{}, "float32 attention on tensor cores " + why};
   AttentionPlan plan;
-  plan.halves = HalvesOf(std::max(problem.depth, problem.value_depth));
+  plan.padded_depth = PaddedDepth(std::max(problem.depth, problem.value_depth));
   const auto scratch_of = [&](int64_t batch) {
     return MakeAttentionScratch(batch, problem.queries, problem.keys, problem.heads,
-                                problem.key_heads, plan.halves, backward)
+                                problem.key_heads, plan.padded_depth, backward)
         .bytes;
   };
   const int64_t most = std::max<int64_t>(kScratchBytesOfGroup / scratch_of(1), 1);
@@ -52,13 +51,14 @@ AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceL
   plan.scratch_bytes = scratch_of(plan.batch_of_group);
   const int64_t heads = plan.batch_of_group * problem.heads;
   plan.tiles = heads * CeilDiv(problem.queries, kBlockRows);
-  const int64_t bytes_of_head = CeilDiv(problem.keys, kBlockRows) * plan.halves * kPairTileBytes *
-                                2 * problem.key_heads / problem.heads;
+  const int64_t bytes_of_head = CeilDiv(problem.keys, kBlockRows) *
+                                BytesOfBlock(plan.padded_depth) * 2 * problem.key_heads /
+                                problem.heads;
   plan.heads_of_group = static_cast<int>(
       std::clamp<int64_t>(kBytesOfHeads / std::max<int64_t>(bytes_of_head, 1), 1, heads));
   plan.sm_count = limits.sm_count;
   plan.block_threads = kAttentionThreads;
-  plan.smem_bytes = kAttentionSmemBytes;
+  plan.smem_bytes = AttentionSmemBytes(plan.padded_depth);
   return {plan, ""};
 }
 

@@ -22,7 +22,7 @@ struct AttentionProblem {
 };
 
 struct AttentionPlan {
-  int halves = 1;              // packed tiles of 64 elements that cover the depth
+  int padded_depth = 0;        // 32, 64 or 128
   int64_t groups = 1;          // of the batch, in sequence; the last may be smaller
   int64_t batch_of_group = 0;  // members
   int64_t tiles = 0;           // of 128 queries, of a group
@@ -35,7 +35,7 @@ struct AttentionPlan {
   static constexpr const char* kName = "AttentionKernelPlan";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tuple(Field("halves", self.halves), Field("groups", self.groups),
+    return std::tuple(Field("padded_depth", self.padded_depth), Field("groups", self.groups),
                       Field("batch_of_group", self.batch_of_group), Field("tiles", self.tiles),
                       Field("heads_of_group", self.heads_of_group),
                       Field("sm_count", self.sm_count), Field("block_threads", self.block_threads),

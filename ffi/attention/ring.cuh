@@ -1,5 +1,5 @@
-// The shared memory of an attention kernel: resident packed tiles, and a ring of slots for others.
-// The forward pass keeps queries and streams keys and values.
+// The shared memory of an attention kernel: resident packed tiles, and a ring of slots for others,
+// or for halves of their rows. The forward pass keeps queries and streams keys and values.
 //
 // Owns: barriers and copies. Must not know: what is computed from the tiles.
 #ifndef JAXKERNELS_ATTENTION_RING_CUH_
@@ -11,7 +11,7 @@
 
 namespace jaxkernels {
 
-inline constexpr int kMaxSlots = RingSlots(1);
+inline constexpr int kMaxSlots = 2 * kTilesInSmem;
 
 struct AttentionBarriers {
   uint64_t full[kMaxSlots], empty[kMaxSlots];
@@ -35,10 +35,12 @@ struct SlotCursor {
 
 // AttentionRing: a slot is full when its bytes have arrived, and empty when all multiplying warps
 // have released it. The same holds for the resident tiles.
-template <int kResident>
+template <int kDepth, int kResident, int kSlotRows = kBlockRows>
 class AttentionRing {
  public:
-  static constexpr int kSlots = RingSlots(kResident);
+  using Tile = PackedTile<kDepth>;
+  static constexpr int kSlots = (kTilesInSmem - kResident) * kBlockRows / kSlotRows;
+  static constexpr int kSlotBytes = Tile::kBytes * kSlotRows / kBlockRows;
   using Cursor = SlotCursor<kSlots>;
 
   // `smem` starts at a 1024-byte boundary.
@@ -56,8 +58,8 @@ class AttentionRing {
     FenceBarriers();
   }
 
-  __device__ uint32_t Resident(int tile) const { return smem_ + tile * kPairTileBytes; }
-  __device__ uint32_t Slot(int slot) const { return smem_ + (kResident + slot) * kPairTileBytes; }
+  __device__ uint32_t Resident(int tile) const { return smem_ + tile * Tile::kBytes; }
+  __device__ uint32_t Slot(int slot) const { return Resident(kResident) + slot * kSlotBytes; }
 
   // These are called by multiplying threads. ReleaseX is called by all lanes of a warp.
   __device__ int WaitForResident(uint32_t parity) const {
@@ -65,8 +67,12 @@ class AttentionRing {
     return barriers_.index;
   }
   __device__ void ReleaseResident() const { Arrive(&barriers_.resident_empty); }
-  __device__ void WaitFull(const Cursor& cursor) const {
-    ByteBarrier(&barriers_.full[cursor.slot]).Wait(cursor.parity);
+  // Take returns the next slot, once it is full.
+  __device__ int Take(Cursor& cursor) const {
+    const int slot = cursor.slot;
+    ByteBarrier(&barriers_.full[slot]).Wait(cursor.parity);
+    cursor.Advance();
+    return slot;
   }
   __device__ void Release(int slot) const { Arrive(&barriers_.empty[slot]); }
 
@@ -76,8 +82,8 @@ class AttentionRing {
     const ByteBarrier full(&barriers_.resident_full);
     WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
     barriers_.index = index;
-    full.Expect(kResident * kPairTileBytes);
-    for (int i = 0; i < kResident; ++i) CopyBytes(Resident(i), from[i], kPairTileBytes, full);
+    full.Expect(kResident * Tile::kBytes);
+    for (int i = 0; i < kResident; ++i) CopyBytes(Resident(i), from[i], Tile::kBytes, full);
   }
   // Finish tells the multiplying threads that there are no more tiles.
   __device__ void Finish(uint32_t parity) const {
@@ -85,11 +91,17 @@ class AttentionRing {
     barriers_.index = -1;
     ByteBarrier(&barriers_.resident_full).Expect(0);
   }
-  __device__ void CopyTile(Cursor& cursor, const char* from) const {
+  // CopyTile copies kSlotRows rows from `first_row` on.
+  __device__ void CopyTile(Cursor& cursor, const char* from, int first_row = 0) const {
     const ByteBarrier full(&barriers_.full[cursor.slot]);
     WarpBarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
-    full.Expect(kPairTileBytes);
-    CopyBytes(Slot(cursor.slot), from, kPairTileBytes, full);
+    full.Expect(kSlotBytes);
+    from += first_row * kRowBytes;
+    constexpr int kCopies = kSlotRows < kBlockRows ? Tile::kParts : 1;
+    for (int i = 0; i < kCopies; ++i) {
+      CopyBytes(Slot(cursor.slot) + i * kSlotBytes / kCopies, from + i * kPairPartBytes,
+                kSlotBytes / kCopies, full);
+    }
     cursor.Advance();
   }
 

@@ -17,24 +17,25 @@
 namespace jaxkernels {
 
 inline constexpr int kScores = 64;  // of a thread
-inline constexpr int kStepsOfHalf = kHalfDepth / 16;
 
 // StartScores starts scores (+)= A B^T over half of the depth: cross products first, because one
-// accumulator has them all. `a` and `b` are addresses in packed tiles, of the first of 64 rows of A
-// and of the 128 or 64 rows of B.
-template <int kSums>
+// accumulator has them all. `a` is the address of the first of 64 rows of A in a packed tile, `b`
+// that of a tile of 128 or 64 rows.
+template <int kDepth, int kSums>
 __device__ inline void StartScores(float (&scores)[kSums], uint32_t a, uint32_t b, bool keep) {
-  const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + kPairPartBytes);
-  const uint64_t b_high = DescribeTile(b), b_low = DescribeTile(b + kPairPartBytes);
+  using Tile = PackedTile<kDepth>;
+  constexpr int kSteps = Tile::kColumns / 16;
+  const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + Tile::LowOffset(kBlockRows));
+  const uint64_t b_high = DescribeTile(b), b_low = DescribeTile(b + Tile::LowOffset(2 * kSums));
   FenceProducts();
 #pragma unroll
-  for (int i = 0; i < kStepsOfHalf; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     const uint64_t at = i * kDescriptorStep;
     Multiply(scores, a_high + at, b_low + at, keep || i > 0);
     Multiply(scores, a_low + at, b_high + at, true);
   }
 #pragma unroll
-  for (int i = 0; i < kStepsOfHalf; ++i) {
+  for (int i = 0; i < kSteps; ++i) {
     const uint64_t at = i * kDescriptorStep;
     Multiply(scores, a_high + at, b_high + at, true);
   }

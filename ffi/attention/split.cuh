@@ -46,9 +46,27 @@ __device__ inline uint32_t LargestOfBlock(uint32_t largest) {
   return largest;
 }
 
-template <int kHalves>
+// StorePairs stores the 8 elements from 8 chunk on of a row in the packed tiles of its block.
+template <int kDepth>
+__device__ inline void StorePairs(const float (&v)[kSplitElements], char* tiles, int row,
+                                  int chunk) {
+  using Tile = PackedTile<kDepth>;
+  uint4 high, low;
+  uint32_t* const high_words = &high.x;
+  uint32_t* const low_words = &low.x;
+#pragma unroll
+  for (int j = 0; j < kSplitElements; j += 2) {
+    const HalfPairs pairs = SplitPair(v[j], v[j + 1]);
+    high_words[j / 2] = pairs.high, low_words[j / 2] = pairs.low;
+  }
+  char* const tile = tiles + chunk / 8 * Tile::kBytes;
+  *reinterpret_cast<uint4*>(tile + PlaceOfChunk(row, chunk % 8)) = high;
+  *reinterpret_cast<uint4*>(tile + Tile::PlaceOfLow(row, chunk % 8)) = low;
+}
+
+template <int kDepth>
 __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
-  constexpr int kChunks = kHalves * kHalfDepth / kSplitElements;  // of a row
+  constexpr int kChunks = kDepth / kSplitElements;  // of a row
   constexpr int kCount = kBlockRows * kChunks / kSplitAttentionThreads;
   const unsigned head = block / operand.blocks;
   const unsigned batch = head / operand.heads;
@@ -80,37 +98,28 @@ __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
   const int exponent = ExponentOf(LargestOfBlock(largest));
   if (threadIdx.x == 0) operand.exponents[block] = exponent;
   const float scale = PowerOfTwo(exponent);
-  char* const tiles = operand.packed + int64_t{block} * kHalves * kPairTileBytes;
+  char* const tiles = operand.packed + int64_t{block} * BytesOfBlock(kDepth);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int index = i * kSplitAttentionThreads + static_cast<int>(threadIdx.x);
-    const int row = index / kChunks, chunk = index % kChunks;
-    uint4 high, low;
-    uint32_t* const high_words = &high.x;
-    uint32_t* const low_words = &low.x;
 #pragma unroll
-    for (int j = 0; j < kSplitElements; j += 2) {
-      const HalfPairs pairs = SplitPair(v[i][j] * scale, v[i][j + 1] * scale);
-      high_words[j / 2] = pairs.high, low_words[j / 2] = pairs.low;
-    }
-    char* const place = tiles + chunk / 8 * kPairTileBytes + PlaceOfChunk(row, chunk % 8);
-    *reinterpret_cast<uint4*>(place) = high;
-    *reinterpret_cast<uint4*>(place + kPairPartBytes) = low;
+    for (float& x : v[i]) x *= scale;
+    StorePairs<kDepth>(v[i], tiles, index / kChunks, index % kChunks);
   }
 }
 
 // SplitAttention splits queries, then keys, then values. It also resets the tile counter.
-template <int kHalves>
+template <int kDepth>
 __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitAttention(const __grid_constant__ AttentionArgs args, unsigned blocks_q,
                    unsigned blocks_k) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.counter = 0;
   if (blockIdx.x < blocks_q) {
-    SplitRows<kHalves>(args.q, blockIdx.x);
+    SplitRows<kDepth>(args.q, blockIdx.x);
   } else if (blockIdx.x < blocks_q + blocks_k) {
-    SplitRows<kHalves>(args.k, blockIdx.x - blocks_q);
+    SplitRows<kDepth>(args.k, blockIdx.x - blocks_q);
   } else {
-    SplitRows<kHalves>(args.v, blockIdx.x - blocks_q - blocks_k);
+    SplitRows<kDepth>(args.v, blockIdx.x - blocks_q - blocks_k);
   }
 }
 

@@ -109,10 +109,10 @@ void CheckFragments() {
 }
 
 void CheckScratch() {
-  const AttentionScratch scratch = MakeAttentionScratch(3, 300, 129, 4, 2, 2, true);
+  const AttentionScratch scratch = MakeAttentionScratch(3, 300, 129, 4, 2, 128, true);
   Require(scratch.q.blocks == 3 * 4 * 3 && scratch.k.blocks == 3 * 2 * 2, "blocks");
   Require(scratch.k.packed >= scratch.q.exponents + scratch.q.blocks * 4, "places");
-  Require(scratch.v.packed >= scratch.k.packed + scratch.k.blocks * 2 * kPairTileBytes, "places");
+  Require(scratch.v.packed >= scratch.k.packed + scratch.k.blocks * BytesOfBlock(128), "places");
   Require(scratch.facts >= scratch.g.exponents + scratch.g.blocks * 4, "places");
   Require(scratch.bytes >= scratch.key_counter + 4 && scratch.key_counter > scratch.counter,
           "bytes");
