@@ -417,20 +417,9 @@ __device__ inline void CopyForQueries(const GradientArgs& gradient, const QueryR
 template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionQueryGradient(const __grid_constant__ GradientArgs args) {
-#if JK_HAS_WGMMA
-  extern __shared__ char smem[];
-  __shared__ AttentionBarriers barriers;
-  const QueryRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) ring.Init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForQueries<kDepth>(args, ring);
-  } else {
-    TakeRegisters<kAttendingRegisters>();
-    DifferentiateTiles<kDepth, kSides>(args, ring);
-  }
-#endif
+  RunWarpgroups<QueryRing<kDepth>>(
+      [&](const auto& ring) { CopyForQueries<kDepth>(args, ring); },
+      [&](const auto& ring) { DifferentiateTiles<kDepth, kSides>(args, ring); });
 }
 
 // The kernel of dK and dV: a block has tiles of 128 keys and values, a warpgroup 64 of them. Scores
@@ -690,20 +679,9 @@ __device__ inline void CopyForKeys(const GradientArgs& gradient, const KeyRing<k
 template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionKeyGradient(const __grid_constant__ GradientArgs args) {
-#if JK_HAS_WGMMA
-  extern __shared__ char smem[];
-  __shared__ AttentionBarriers barriers;
-  const KeyRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) ring.Init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForKeys<kDepth>(args, ring);
-  } else {
-    TakeRegisters<kAttendingRegisters>();
-    DifferentiateKeyTiles<kDepth, kSides>(args, ring);
-  }
-#endif
+  RunWarpgroups<KeyRing<kDepth>>(
+      [&](const auto& ring) { CopyForKeys<kDepth>(args, ring); },
+      [&](const auto& ring) { DifferentiateKeyTiles<kDepth, kSides>(args, ring); });
 }
 
 }  // namespace jaxkernels

@@ -84,14 +84,6 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
                                          const ThreadOfTile& thread, float (&sums)[kScores]) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& forward = args.gradient.forward;
-  const int key_head = tile.head / forward.head_group;
-  const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.tile);
-  const int64_t block_k = forward.k.Block(tile.batch, key_head, block);
-  const int exponent_q = __ldg(&forward.q.exponents[block_q]);
-  const int exponent_k = __ldg(&forward.k.exponents[block_k]);
-  const int exponent_v = __ldg(&forward.v.exponents[block_k]);
-  const int unit_v = UnitOfValues(forward.v, tile.batch, key_head);
-  const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
   float p[kScores], ds[kScores];
   int slots[2][2 * kHalves];
@@ -103,6 +95,14 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) start(p, slots[0], half);
   start(ds, slots[1], 0);
+  const int key_head = tile.head / forward.head_group;
+  const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.tile);
+  const int64_t block_k = forward.k.Block(tile.batch, key_head, block);
+  const int exponent_q = __ldg(&forward.q.exponents[block_q]);
+  const int exponent_k = __ldg(&forward.k.exponents[block_k]);
+  const int exponent_v = __ldg(&forward.v.exponents[block_k]);
+  const int unit_v = UnitOfValues(forward.v, tile.batch, key_head);
+  const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
   WaitForProducts<1>();
   LaunderRegisters(p);
 #pragma unroll
@@ -174,21 +174,10 @@ __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const Share
 template <int kDepth>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionBiasGradient(const __grid_constant__ BiasGradientArgs args) {
-#if JK_HAS_WGMMA
-  extern __shared__ char smem[];
-  __shared__ AttentionBarriers barriers;
-  const BiasRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) ring.Init();
-  __syncthreads();
   const SharedHeads shared(args, static_cast<int>(blockIdx.x));
-  if (threadIdx.x < 128) {
-    GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyForBias<kDepth>(args, shared, ring);
-  } else {
-    TakeRegisters<kAttendingRegisters>();
-    SumBiasGradient<kDepth>(args, shared, ring);
-  }
-#endif
+  RunWarpgroups<BiasRing<kDepth>>(
+      [&](const auto& ring) { CopyForBias<kDepth>(args, shared, ring); },
+      [&](const auto& ring) { SumBiasGradient<kDepth>(args, shared, ring); });
 }
 
 }  // namespace jaxkernels

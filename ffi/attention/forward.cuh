@@ -18,9 +18,6 @@
 
 namespace jaxkernels {
 
-// Registers per thread (setmaxnreg). 128 x 40 + 256 x 232 of 65536.
-inline constexpr int kCopyingRegisters = 40, kAttendingRegisters = 232;
-
 inline constexpr int kStepsOfBlock = kBlockRows / 16;
 inline constexpr int kPartSums = 32;  // of a thread, of 64 columns
 // Outputs of a thread, in half of the depth.
@@ -311,20 +308,9 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kD
 template <int kDepth, bool kSides>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionForward(const __grid_constant__ AttentionArgs args) {
-#if JK_HAS_WGMMA
-  extern __shared__ char smem[];
-  __shared__ AttentionBarriers barriers;
-  const ForwardRing<kDepth> ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) ring.Init();
-  __syncthreads();
-  if (threadIdx.x < 128) {
-    GiveRegisters<kCopyingRegisters>();
-    if (threadIdx.x == 0) CopyTiles<kDepth>(args, ring);
-  } else {
-    TakeRegisters<kAttendingRegisters>();
-    AttendTiles<kDepth, kSides>(args, ring);
-  }
-#endif
+  RunWarpgroups<ForwardRing<kDepth>>(
+      [&](const auto& ring) { CopyTiles<kDepth>(args, ring); },
+      [&](const auto& ring) { AttendTiles<kDepth, kSides>(args, ring); });
 }
 
 }  // namespace jaxkernels

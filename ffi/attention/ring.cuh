@@ -8,6 +8,7 @@
 #include "attention/args.cuh"
 #include "core/mbarrier.cuh"
 #include "core/shared_address.cuh"
+#include "core/wgmma.cuh"
 
 namespace jaxkernels {
 
@@ -114,6 +115,28 @@ class AttentionRing {
   AttentionBarriers& barriers_;
   uint32_t smem_;
 };
+
+// Registers per thread (setmaxnreg). 128 x 40 + 256 x 232 of 65536.
+inline constexpr int kCopyingRegisters = 40, kMultiplyingRegisters = 232;
+
+// RunWarpgroups is the body of a kernel: one thread copies, two warpgroups multiply.
+template <typename Ring, typename Copy, typename Multiply>
+__device__ inline void RunWarpgroups(Copy copy, Multiply multiply) {
+#if JK_HAS_WGMMA
+  extern __shared__ char smem[];
+  __shared__ AttentionBarriers barriers;
+  const Ring ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  if (threadIdx.x == 0) ring.Init();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    GiveRegisters<kCopyingRegisters>();
+    if (threadIdx.x == 0) copy(ring);
+  } else {
+    TakeRegisters<kMultiplyingRegisters>();
+    multiply(ring);
+  }
+#endif
+}
 
 }  // namespace jaxkernels
 
