@@ -1,8 +1,8 @@
 // Runs CUDA kernels of ffi/attention on a CPU, thread by thread: fibers instead of threads,
 // functions instead of PTX. The files of this directory's core/ replace those of ffi/core.
 //
-// Copies and products are delayed until somebody waits for them, so that a slot that is released or
-// overwritten too early gives wrong results.
+// Copies and products are delayed until somebody waits for them. A copy over bytes that products
+// still read ends the program.
 #ifndef JAXKERNELS_TESTS_SIMULATOR_H_
 #define JAXKERNELS_TESTS_SIMULATOR_H_
 
@@ -14,6 +14,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>

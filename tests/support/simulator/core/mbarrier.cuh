@@ -38,7 +38,20 @@ class WarpBarrier : public Mbarrier {
   void Arrive() const { ArriveWith(0); }
 };
 
+// No product may be in flight that reads the bytes.
 inline void CopyBytes(uint32_t to, const char* from, int bytes, const ByteBarrier& barrier) {
+  const auto reads = [&](uint64_t descriptor) {
+    const uint32_t address = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
+    return address >= to && address < to + bytes;
+  };
+  for (const auto& of_thread : simulator::products) {
+    for (const auto& product : of_thread) {
+      if (!reads(product.b) && (product.a_in_registers || !reads(product.a))) continue;
+      std::puts("a slot was released too early");
+      std::fflush(stdout);
+      std::_Exit(1);  // from a fiber
+    }
+  }
   simulator::copies.push_back({PointerOf(to), from, bytes, barrier.Key()});
 }
 inline void FenceBarriers() {}
