@@ -209,15 +209,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   }
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kSides) {
-    if (args.bias.data != nullptr) {
-      AddBias(args, tile, block, thread, factor, p);
-      factor = 1.0f;
-    }
-    if (args.mask.data != nullptr) {
-      const uint32_t bits[2] = {LoadMask(args, tile, block, thread, 0),
-                                LoadMask(args, tile, block, thread, 1)};
-      HideByMask(p, bits);
-    }
+    AddSides(args, tile, block, thread, factor, p);
+    factor = FactorAfterSides(args, factor);
   }
   HideByBand(p, args, tile, block, keys, thread);
 #pragma unroll
@@ -452,32 +445,33 @@ __device__ inline void AddRows(float (&out)[kCount], int& unit, const float (&su
   unit = least;
 }
 
-// FinishTransposed adds the bias to scores, and hides some; rows are keys, columns queries from
-// `query` on. With a bias `factor` becomes 1.
-template <bool kSides>
-__device__ inline void FinishTransposed(float (&scores)[kColumnSums], const AttentionArgs& args,
-                                        const QueryTile& tile, int key, int query, int keys,
-                                        float& factor) {
+// LoadSidesTransposed loads the sides of a key and of queries from `query` on.
+__device__ inline void LoadSidesTransposed(const AttentionArgs& args, const QueryTile& tile,
+                                           int key, int query, RowSides& sides) {
+  const int column = min(key, args.k.rows - 1);
+  const auto row = [&](int i) { return min(query + i / 2 * 8 + i % 2, args.q.rows - 1); };
+  if (args.bias.data != nullptr) {
+    const float* const from = args.bias.Row(tile, 0) + column * args.bias.column;
+#pragma unroll
+    for (int i = 0; i < kColumnSums / 2; ++i) {
+      sides.bias[i] = __ldg(from + row(i) * args.bias.row);
+    }
+  }
+  if (args.mask.data == nullptr) return;
+  const uint8_t* const from = args.mask.Row(tile, 0) + column * args.mask.column;
+  sides.bits = 0;
+#pragma unroll
+  for (int i = 0; i < kColumnSums / 2; ++i) {
+    sides.bits |= uint32_t{__ldg(from + row(i) * args.mask.row) != 0} << i;
+  }
+}
+
+// HideTransposed hides scores outside the band; rows are keys, columns queries from `query` on.
+__device__ inline void HideTransposed(float (&scores)[kColumnSums], const AttentionArgs& args,
+                                      int key, int query, int keys) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int j = key + 8 * r;
-    if constexpr (kSides) {
-      const int column = min(j, args.k.rows - 1);
-#pragma unroll
-      for (int i = 0; i < kColumnSums / 2; ++i) {
-        float& score = scores[i / 2 * 4 + 2 * r + i % 2];
-        const int row = min(query + i / 2 * 8 + i % 2, args.q.rows - 1);
-        if (args.bias.data != nullptr) {
-          const float bias = __ldg(args.bias.Row(tile, row) + column * args.bias.column);
-          score = fmaf(score, factor, bias * kLog2E);
-        }
-        if (args.mask.data != nullptr &&
-            __ldg(args.mask.Row(tile, row) + column * args.mask.column) == 0) {
-          score = -kInfinity<float>;
-        }
-      }
-    }
-    const KeyRange all = QueriesOfKey(args.band, j, keys, args.q.rows);
+    const KeyRange all = QueriesOfKey(args.band, key + 8 * r, keys, args.q.rows);
     const KeyRange range = {all.begin - query, all.end - query};
     if (range.begin <= 0 && range.end >= kPartRows) continue;
 #pragma unroll
@@ -485,9 +479,6 @@ __device__ inline void FinishTransposed(float (&scores)[kColumnSums], const Atte
       const int element = i / 2 * 4 + 2 * r + i % 2;
       if (!IsVisible(range, ColumnOf(element))) scores[element] = -kInfinity<float>;
     }
-  }
-  if constexpr (kSides) {
-    if (args.bias.data != nullptr) factor = 1.0f;
   }
 }
 
@@ -523,11 +514,21 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   const RowFacts* const facts = gradient.FactsOf(tile, 0) + part * kPartRows + thread.column;
   const int exponent_q = __ldg(&args.q.exponents[block]);
   const int reference = __ldg(&gradient.g.exponents[block]);
+  const int key = of_keys.first + thread.row, query = part * kPartRows + thread.column;
+  [[maybe_unused]] RowSides sides[2];
+  if constexpr (kSides) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) LoadSidesTransposed(args, tile, key + 8 * r, query, sides[r]);
+  }
   WaitForProducts<kHalves>();
   LaunderRegisters(p);
   float factor = FactorOfScores(args.scale, exponent_q + of_keys.exponent_k);
-  FinishTransposed<kSides>(p, args, tile, of_keys.first + thread.row,
-                           part * kPartRows + thread.column, of_keys.keys, factor);
+  if constexpr (kSides) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sides[r].Apply(args, factor, FirstOfPart(p, r));
+    factor = FactorAfterSides(args, factor);
+  }
+  HideTransposed(p, args, key, query, of_keys.keys);
   // The largest P of a key's row decides its scale.
   float largest[2] = {-kInfinity<float>, -kInfinity<float>};
 #pragma unroll

@@ -108,12 +108,7 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
 #pragma unroll
   for (const int slot : slots[0]) ring.Release(slot);
   if constexpr (kHalves == 2) start(ds, slots[1], 1);
-  AddBias(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k), p);
-  if (forward.mask.data != nullptr) {
-    const uint32_t bits[2] = {LoadMask(forward, tile, block, thread, 0),
-                              LoadMask(forward, tile, block, thread, 1)};
-    HideByMask(p, bits);
-  }
+  AddSides(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k), p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
   float r[2], delta[2], halves[2][2];

@@ -155,12 +155,11 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
     slots[half] = ring.Take(cursor);
     StartScores<kDepth>(scores, ring.Resident(half) + first_row, ring.Slot(slots[half]), half > 0);
   }
-  [[maybe_unused]] uint32_t bits[2];
-  if constexpr (kSides) {
-    if (args.mask.data != nullptr) {
-      bits[0] = LoadMask(args, tile, block, thread, 0);
-      bits[1] = LoadMask(args, tile, block, thread, 1);
-    }
+  constexpr bool kLoadsEarly = kSides && kHalves == 1;  // while the products run
+  [[maybe_unused]] RowSides sides[4];
+  if constexpr (kLoadsEarly) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) LoadPart(args, tile, block, thread, i, sides[i]);
   }
   WaitForProducts<0>();
   LaunderRegisters(scores);
@@ -168,13 +167,13 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   for (int half = 0; half < kHalves; ++half) ring.Release(slots[half]);
   if (last) ring.ReleaseResident();
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  if constexpr (kSides) {
-    if (args.bias.data != nullptr) {
-      AddBias(args, tile, block, thread, factor, scores);
-      factor = 1.0f;
-    }
-    if (args.mask.data != nullptr) HideByMask(scores, bits);
+  if constexpr (kLoadsEarly) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sides[i].Apply(args, factor, FirstOfPart(scores, i));
+  } else if constexpr (kSides) {
+    AddSides(args, tile, block, thread, factor, scores);
   }
+  if constexpr (kSides) factor = FactorAfterSides(args, factor);
   HideByBand(scores, args, tile, block, keys, thread);
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);

@@ -60,65 +60,88 @@ struct ThreadOfTile {
   }
 };
 
-// AddBias turns scores into factor score + bias log2(e); elements beyond the array get no bias.
-__device__ inline void AddBias(const AttentionArgs& args, const QueryTile& tile, int block,
-                               const ThreadOfTile& thread, float factor, float (&scores)[kScores]) {
-  const int column = block * kBlockRows + thread.column;
-  const bool whole = args.bias.pairs && (block + 1) * kBlockRows <= args.k.rows;
+// RowSides are the bias and the mask of 16 scores of a thread: those of one of its two rows, in 64
+// columns. They are garbage beyond the arrays.
+struct RowSides {
+  float bias[16];
+  uint32_t bits;  // 1 if the mask shows the score
+
+  // Apply turns scores into factor score + bias log2(e), and hides some. `scores` is the first.
+  __device__ void Apply(const AttentionArgs& args, float factor, float* scores) const {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int query = min(tile.tile * kBlockRows + thread.row + 8 * r, args.q.rows - 1);
-    const float* const from = args.bias.Row(tile, query) + column * args.bias.column;
-    if (whole) {
+    for (int i = 0; i < 16; ++i) {
+      float& score = scores[i / 2 * 4 + i % 2];
+      if (args.bias.data != nullptr) score = fmaf(score, factor, bias[i] * kLog2E);
+      if (args.mask.data != nullptr && (bits >> i & 1) == 0) score = -kInfinity<float>;
+    }
+  }
+};
+
+// LoadSides loads the sides of a query and of keys from `key` on.
+__device__ inline void LoadSides(const AttentionArgs& args, const QueryTile& tile, int query,
+                                 int key, RowSides& sides) {
+  query = min(query, args.q.rows - 1);
+  const bool whole = key + 64 <= args.k.rows;
+  if (args.bias.data != nullptr) {
+    const float* const from = args.bias.Row(tile, query);
+    if (whole && args.bias.pairs) {
 #pragma unroll
-      for (int i = 0; i < kScores / 4; ++i) {
-        const float2 pair = __ldg(reinterpret_cast<const float2*>(from + 8 * i));
-        float* const score = &scores[4 * i + 2 * r];
-        score[0] = fmaf(score[0], factor, pair.x * kLog2E);
-        score[1] = fmaf(score[1], factor, pair.y * kLog2E);
+      for (int i = 0; i < 16; i += 2) {
+        const float2 pair = __ldg(reinterpret_cast<const float2*>(from + key + 4 * i));
+        sides.bias[i] = pair.x, sides.bias[i + 1] = pair.y;
       }
     } else {
+      const int last = (args.k.rows - 1) * args.bias.column;
 #pragma unroll
-      for (int i = 0; i < kScores / 2; ++i) {
-        const int at = i / 2 * 8 + i % 2;
-        float& score = scores[i / 2 * 4 + 2 * r + i % 2];
-        const bool exists = column + at < args.k.rows;
-        const float bias = exists ? __ldg(from + at * args.bias.column) : 0.0f;
-        score = fmaf(score, factor, bias * kLog2E);
+      for (int i = 0; i < 16; ++i) {
+        sides.bias[i] = __ldg(from + min(key + i / 2 * 8 + i % 2, last));
       }
     }
   }
-}
-
-// LoadMask returns a bit for each key of a query: 1 if the mask lets it see the key.
-__device__ inline uint32_t LoadMask(const AttentionArgs& args, const QueryTile& tile, int block,
-                                    const ThreadOfTile& thread, int r) {
-  const int column = block * kBlockRows + thread.column;
-  const int query = min(tile.tile * kBlockRows + thread.row + 8 * r, args.q.rows - 1);
-  const uint8_t* const from = args.mask.Row(tile, query) + column * args.mask.column;
-  uint32_t bits = 0;
-  if (args.mask.pairs && (block + 1) * kBlockRows <= args.k.rows) {
+  if (args.mask.data == nullptr) return;
+  const uint8_t* const from = args.mask.Row(tile, query);
+  sides.bits = 0;
+  if (whole && args.mask.pairs) {
 #pragma unroll
-    for (int i = 0; i < kScores / 4; ++i) {
-      const uint32_t pair = __ldg(reinterpret_cast<const uint16_t*>(from + 8 * i));
-      bits |= (pair & 1) << 2 * i | (pair >> 8 & 1) << (2 * i + 1);
+    for (int i = 0; i < 16; i += 2) {
+      const uint32_t pair = __ldg(reinterpret_cast<const uint16_t*>(from + key + 4 * i));
+      sides.bits |= (pair & 1) << i | (pair >> 8 & 1) << (i + 1);
     }
   } else {
+    const int last = (args.k.rows - 1) * args.mask.column;
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      const int at = i / 2 * 8 + i % 2;
-      const bool seen = column + at < args.k.rows && __ldg(from + at * args.mask.column) != 0;
-      bits |= uint32_t{seen} << i;
+    for (int i = 0; i < 16; ++i) {
+      const bool seen = __ldg(from + min(key + i / 2 * 8 + i % 2, last)) != 0;
+      sides.bits |= uint32_t{seen} << i;
     }
   }
-  return bits;
 }
 
-// HideByMask sets the scores that the mask hides to -inf.
-__device__ inline void HideByMask(float (&scores)[kScores], const uint32_t (&bits)[2]) {
+// LoadPart loads the sides of part i of a thread's 64 scores. Parts 0 and 1 are its rows in the
+// first 64 columns.
+__device__ inline void LoadPart(const AttentionArgs& args, const QueryTile& tile, int block,
+                                const ThreadOfTile& thread, int i, RowSides& sides) {
+  LoadSides(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
+            block * kBlockRows + thread.column + i / 2 * 64, sides);
+}
+__device__ inline float* FirstOfPart(float* scores, int i) {
+  return scores + i / 2 * 32 + i % 2 * 2;
+}
+
+// FactorAfterSides returns the factor of scores with sides.
+__device__ inline float FactorAfterSides(const AttentionArgs& args, float factor) {
+  return args.bias.data != nullptr ? 1.0f : factor;
+}
+
+// AddSides loads and applies one part of the sides after the other.
+__device__ inline void AddSides(const AttentionArgs& args, const QueryTile& tile, int block,
+                                const ThreadOfTile& thread, float factor,
+                                float (&scores)[kScores]) {
 #pragma unroll
-  for (int i = 0; i < kScores; ++i) {
-    if ((bits[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) == 0) scores[i] = -kInfinity<float>;
+  for (int i = 0; i < 4; ++i) {
+    RowSides sides;
+    LoadPart(args, tile, block, thread, i, sides);
+    sides.Apply(args, factor, FirstOfPart(scores, i));
   }
 }
 
