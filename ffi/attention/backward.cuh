@@ -85,13 +85,11 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     const int64_t at = ((int64_t{batch} * g.rows + row) * g.heads + head) * g.depth + column;
     float v[kSplitElements], out[kSplitElements];
     uint32_t largest = 0;
+    const int valid = row < g.rows ? g.depth - column : 0;
+    LoadChunk(g.data + at, valid, g.packs, v);
+    LoadChunk(args.out + at, valid, g.packs, out);
 #pragma unroll
-    for (int j = 0; j < kSplitElements; ++j) {
-      const bool valid = row < g.rows && column + j < g.depth;
-      v[j] = valid ? __ldg(g.data + at + j) : 0.0f;
-      out[j] = valid ? __ldg(args.out + at + j) : 0.0f;
-      largest = max(largest, FiniteBits(v[j]));
-    }
+    for (const float x : v) largest = max(largest, FiniteBits(x));
 #pragma unroll
     for (int lane = 1; lane < kChunks; lane *= 2) {
       largest = max(largest, __shfl_xor_sync(~0u, largest, lane));
@@ -201,6 +199,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
 #pragma unroll
   for (int i = 0; i < kHalves; ++i) start(p, slots_k, 0, i);
   start(ds, slots_v, 1, 0);
+  [[maybe_unused]] TileSides<1> sides;
+  if constexpr (kSides) sides.Load(args, tile, block, thread);
   WaitForProducts<1>();
   LaunderRegisters(p);
   if constexpr (kHalves == 2) {
@@ -208,10 +208,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
     start(ds, slots_v, 1, 1);
   }
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  if constexpr (kSides) {
-    AddSides(args, tile, block, thread, factor, p);
-    factor = FactorAfterSides(args, factor);
-  }
+  if constexpr (kSides) factor = sides.Apply(args, tile, block, thread, factor, p);
   HideByBand(p, args, tile, block, keys, thread);
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
@@ -272,17 +269,17 @@ template <int kCount>
 __device__ inline void StoreGradients(const float (&sums)[kCount], const int (&exponents)[2],
                                       float factor, float* to, int64_t pitch, int rows, int depth,
                                       const ThreadOfTile& thread) {
+  const bool pairs = depth % 2 == 0 && reinterpret_cast<std::uintptr_t>(to) % 8 == 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = thread.row + 8 * r;
     if (row >= rows) continue;
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
-      const int column = i / 2 * 8 + i % 2 + thread.column;
-      if (column < depth) {
-        to[row * pitch + column] =
-            ScaleByPower(sums[i / 2 * 4 + 2 * r + i % 2], exponents[r]) * factor;
-      }
+    for (int i = 0; i < kCount; i += 4) {
+      const int column = 2 * i + thread.column;
+      const float2 pair = {ScaleByPower(sums[i + 2 * r], exponents[r]) * factor,
+                           ScaleByPower(sums[i + 2 * r + 1], exponents[r]) * factor};
+      StorePair(pair, to + row * pitch + column, depth - column, pairs);
     }
   }
 }
@@ -525,8 +522,8 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   float factor = FactorOfScores(args.scale, exponent_q + of_keys.exponent_k);
   if constexpr (kSides) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sides[r].Apply(args, factor, FirstOfPart(p, r));
-    factor = FactorAfterSides(args, factor);
+    for (int r = 0; r < 2; ++r) sides[r].Apply(args, factor, &p[2 * r]);
+    if (args.bias.data != nullptr) factor = 1.0f;
   }
   HideTransposed(p, args, key, query, of_keys.keys);
   // The largest P of a key's row decides its scale.
@@ -637,6 +634,7 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
         }
       }
       const int64_t row = int64_t{key_tile.batch} * args.k.rows + of_keys.first;
+      if (half + 1 == PackedTile<kDepth>::kHalves) ring.ReleaseResident();
       const auto store = [&](const auto& sums, int unit, float factor, float* to, int depth) {
         const int64_t pitch = int64_t{args.k.heads} * depth;
         const int column = half * kHalfDepth;
@@ -647,7 +645,6 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
       store(rows.dk, rows.unit_k, gradient.scale, gradient.dk, args.k.depth);
       store(rows.dv, rows.unit_v, 1.0f, gradient.dv, args.v.depth);
     }
-    ring.ReleaseResident();
   }
 }
 

@@ -103,12 +103,15 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   const int exponent_v = __ldg(&forward.v.exponents[block_k]);
   const int unit_v = UnitOfValues(forward.v, tile.batch, key_head);
   const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
+  TileSides<1> sides;
+  sides.Load(forward, tile, block, thread);
   WaitForProducts<1>();
   LaunderRegisters(p);
 #pragma unroll
   for (const int slot : slots[0]) ring.Release(slot);
   if constexpr (kHalves == 2) start(ds, slots[1], 1);
-  AddSides(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k), p);
+  sides.Apply(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k),
+              p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
   float r[2], delta[2], halves[2][2];

@@ -155,25 +155,15 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
     slots[half] = ring.Take(cursor);
     StartScores<kDepth>(scores, ring.Resident(half) + first_row, ring.Slot(slots[half]), half > 0);
   }
-  constexpr bool kLoadsEarly = kSides && kHalves == 1;  // while the products run
-  [[maybe_unused]] RowSides sides[4];
-  if constexpr (kLoadsEarly) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) LoadPart(args, tile, block, thread, i, sides[i]);
-  }
+  [[maybe_unused]] TileSides<kHalves == 1 ? 4 : 1> sides;
+  if constexpr (kSides) sides.Load(args, tile, block, thread);
   WaitForProducts<0>();
   LaunderRegisters(scores);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) ring.Release(slots[half]);
   if (last) ring.ReleaseResident();
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  if constexpr (kLoadsEarly) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sides[i].Apply(args, factor, FirstOfPart(scores, i));
-  } else if constexpr (kSides) {
-    AddSides(args, tile, block, thread, factor, scores);
-  }
-  if constexpr (kSides) factor = FactorAfterSides(args, factor);
+  if constexpr (kSides) factor = sides.Apply(args, tile, block, thread, factor, scores);
   HideByBand(scores, args, tile, block, keys, thread);
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);
@@ -202,6 +192,17 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   PromoteSums(rows.out[kHalves - 1], sums[kHalves - 1], factors, rescale);
 }
 
+// StorePair stores those of two neighbouring elements that exist. `pairs`: both or none do, and
+// they are aligned.
+__device__ inline void StorePair(const float2& pair, float* to, int count, bool pairs) {
+  if (pairs) {
+    if (count > 0) *reinterpret_cast<float2*>(to) = pair;
+  } else {
+    if (count > 0) to[0] = pair.x;
+    if (count > 1) to[1] = pair.y;
+  }
+}
+
 // StoreRows divides the sums and stores them. Queries beyond the length see nothing.
 template <int kDepth>
 __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& tile,
@@ -226,12 +227,7 @@ __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& til
         float2 pair;
         pair.x = sees ? rows.out[half][4 * i + 2 * r] * inverse * undo : 0.0f;
         pair.y = sees ? rows.out[half][4 * i + 2 * r + 1] * inverse * undo : 0.0f;
-        if (args.out_pairs) {
-          if (column < depth) *reinterpret_cast<float2*>(to + column) = pair;
-        } else {
-          if (column < depth) to[column] = pair.x;
-          if (column + 1 < depth) to[column + 1] = pair.y;
-        }
+        StorePair(pair, to + column, depth - column, args.out_pairs);
       }
     }
     if (thread.column == 0) {

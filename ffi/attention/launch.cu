@@ -84,9 +84,11 @@ GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan
       members, p.queries, p.keys, p.heads, p.key_heads, plan.padded_depth, /*backward=*/true);
   const int64_t rows = p.queries * p.heads, key_rows = p.keys * p.key_heads;
   static_assert(sizeof(RowFacts) == kRowFactsBytes);
+  SplitOperand g =
+      OperandOf(gradients.dy, member, p.queries, p.heads, p.value_depth, call.scratch, scratch.g);
+  g.packs = g.packs && IsAligned(call.out, 16);
   return {.forward = ArgsOf(p, plan, call, scratch, member, members),
-          .g = OperandOf(gradients.dy, member, p.queries, p.heads, p.value_depth, call.scratch,
-                         scratch.g),
+          .g = g,
           .out = Member(call.out, member, rows * p.value_depth),
           .facts = reinterpret_cast<RowFacts*>(call.scratch + scratch.facts),
           .scale = call.scale,

@@ -117,33 +117,33 @@ __device__ inline void LoadSides(const AttentionArgs& args, const QueryTile& til
   }
 }
 
-// LoadPart loads the sides of part i of a thread's 64 scores. Parts 0 and 1 are its rows in the
-// first 64 columns.
-__device__ inline void LoadPart(const AttentionArgs& args, const QueryTile& tile, int block,
-                                const ThreadOfTile& thread, int i, RowSides& sides) {
-  LoadSides(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
-            block * kBlockRows + thread.column + i / 2 * 64, sides);
-}
-__device__ inline float* FirstOfPart(float* scores, int i) {
-  return scores + i / 2 * 32 + i % 2 * 2;
-}
+// TileSides are the sides of a thread's 64 scores, in 4 parts: parts 0 and 1 are its rows in the
+// first 64 columns. kEarly parts are loaded before the scores are there.
+template <int kEarly>
+struct TileSides {
+  RowSides parts[kEarly];
 
-// FactorAfterSides returns the factor of scores with sides.
-__device__ inline float FactorAfterSides(const AttentionArgs& args, float factor) {
-  return args.bias.data != nullptr ? 1.0f : factor;
-}
-
-// AddSides loads and applies one part of the sides after the other.
-__device__ inline void AddSides(const AttentionArgs& args, const QueryTile& tile, int block,
-                                const ThreadOfTile& thread, float factor,
-                                float (&scores)[kScores]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    RowSides sides;
-    LoadPart(args, tile, block, thread, i, sides);
-    sides.Apply(args, factor, FirstOfPart(scores, i));
+  __device__ void LoadPart(const AttentionArgs& args, const QueryTile& tile, int block,
+                           const ThreadOfTile& thread, int i) {
+    LoadSides(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
+              block * kBlockRows + thread.column + i / 2 * 64, parts[i % kEarly]);
   }
-}
+  __device__ void Load(const AttentionArgs& args, const QueryTile& tile, int block,
+                       const ThreadOfTile& thread) {
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) LoadPart(args, tile, block, thread, i);
+  }
+  // Apply returns the factor of the scores from then on.
+  __device__ float Apply(const AttentionArgs& args, const QueryTile& tile, int block,
+                         const ThreadOfTile& thread, float factor, float (&scores)[kScores]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      parts[i % kEarly].Apply(args, factor, &scores[i / 2 * 32 + i % 2 * 2]);
+      if (i + kEarly < 4) LoadPart(args, tile, block, thread, i + kEarly);
+    }
+    return args.bias.data != nullptr ? 1.0f : factor;
+  }
+};
 
 // HideByBand sets the scores outside the band, and those of keys beyond `keys`, to -inf.
 __device__ inline void HideByBand(float (&scores)[kScores], const AttentionArgs& args,

@@ -46,6 +46,21 @@ __device__ inline uint32_t LargestOfBlock(uint32_t largest) {
   return largest;
 }
 
+// LoadChunk loads 8 elements, zeros after the first `valid`.
+__device__ inline void LoadChunk(const float* from, int valid, bool packs,
+                                 float (&v)[kSplitElements]) {
+  if (packs && valid >= kSplitElements) {
+#pragma unroll
+    for (int j = 0; j < kSplitElements; j += 4) {
+      const float4 quad = __ldg(reinterpret_cast<const float4*>(from + j));
+      v[j] = quad.x, v[j + 1] = quad.y, v[j + 2] = quad.z, v[j + 3] = quad.w;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kSplitElements; ++j) v[j] = j < valid ? __ldg(from + j) : 0.0f;
+  }
+}
+
 // StorePairs stores the 8 elements from 8 chunk on of a row in the packed tiles of its block.
 template <int kDepth>
 __device__ inline void StorePairs(const float (&v)[kSplitElements], char* tiles, int row,
@@ -81,17 +96,7 @@ __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
     const int index = i * kSplitAttentionThreads + static_cast<int>(threadIdx.x);
     const int row = index / kChunks, column = index % kChunks * kSplitElements;
     const float* const at = from + row * pitch + column;
-    const int valid = first + row < operand.rows ? operand.depth - column : 0;
-    if (operand.packs && valid >= kSplitElements) {
-#pragma unroll
-      for (int j = 0; j < kSplitElements; j += 4) {
-        const float4 quad = __ldg(reinterpret_cast<const float4*>(at + j));
-        v[i][j] = quad.x, v[i][j + 1] = quad.y, v[i][j + 2] = quad.z, v[i][j + 3] = quad.w;
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kSplitElements; ++j) v[i][j] = j < valid ? __ldg(at + j) : 0.0f;
-    }
+    LoadChunk(at, first + row < operand.rows ? operand.depth - column : 0, operand.packs, v[i]);
 #pragma unroll
     for (const float x : v[i]) largest = max(largest, FiniteBits(x));
   }
