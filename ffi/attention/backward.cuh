@@ -255,7 +255,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   WaitForProducts<0>();
   LaunderRegisters(sums);
   PromoteSums(rows.weighted, sums, {factor_k, factor_k}, rescale);
-  StartWeightedSum<kDepth>(sums, pairs, ring.Slot(slot_k));
+  StartWeightedSum<kDepth, kBlockRows>(sums, pairs, ring.Slot(slot_k));
   WaitForProducts<0>();
   LaunderRegisters(sums);
   ring.Release(slot_k);
@@ -574,7 +574,7 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   }
   float sums[kPartSums];
   const PairsOfA<kPartRows / 16> pairs_p(p);
-  StartWeightedSum<kDepth>(sums, pairs_p, ring.Slot(slot_g));
+  StartWeightedSum<kDepth, kPartRows>(sums, pairs_p, ring.Slot(slot_g));
   int more[2];
   ScaleRows(ds, more);
   const PairsOfA<kPartRows / 16> pairs_ds(ds);
@@ -582,7 +582,7 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   LaunderRegisters(sums);
   AddRows(rows.dv, rows.unit_v, sums, exponents, reference);
   ring.Release(slot_g);
-  StartWeightedSum<kDepth>(sums, pairs_ds, ring.Slot(slot_q));
+  StartWeightedSum<kDepth, kPartRows>(sums, pairs_ds, ring.Slot(slot_q));
   more[0] += exponents[0], more[1] += exponents[1];
   WaitForProducts<0>();
   LaunderRegisters(sums);
