@@ -577,17 +577,27 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   StartWeightedSum<kDepth, kPartRows>(sums, pairs_p, ring.Slot(slot_g));
   int more[2];
   ScaleRows(ds, more);
-  const PairsOfA<kPartRows / 16> pairs_ds(ds);
+  // The sums of dS Q start anew every 32 queries: wgmma truncates.
+  const PairsOfA<2> pairs_ds[2] = {PairsOfA<2>(&ds[0]), PairsOfA<2>(&ds[16])};
   WaitForProducts<0>();
   LaunderRegisters(sums);
   AddRows(rows.dv, rows.unit_v, sums, exponents, reference);
   ring.Release(slot_g);
-  StartWeightedSum<kDepth, kPartRows>(sums, pairs_ds, ring.Slot(slot_q));
+  float sums_k[2][kPartSums];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    StartWeightedSum<kDepth, kPartRows>(sums_k[i], pairs_ds[i],
+                                        ring.Slot(slot_q) + i * 32 * kRowBytes);
+  }
   more[0] += exponents[0], more[1] += exponents[1];
+  const int exponent = reference + of_keys.unit_v + exponent_q;
+  WaitForProducts<1>();
+  LaunderRegisters(sums_k[0]);
+  AddRows(rows.dk, rows.unit_k, sums_k[0], more, exponent);
   WaitForProducts<0>();
-  LaunderRegisters(sums);
+  LaunderRegisters(sums_k[1]);
   ring.Release(slot_q);
-  AddRows(rows.dk, rows.unit_k, sums, more, reference + of_keys.unit_v + exponent_q);
+  AddRows(rows.dk, rows.unit_k, sums_k[1], more, exponent);
 }
 
 // PartsOfQueries returns the parts of 64 queries that see any key of a tile of keys.
