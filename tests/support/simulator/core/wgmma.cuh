@@ -29,7 +29,7 @@ inline void Compute(const simulator::Product& product, std::size_t index) {
   for (int i = 0; i < product.columns / 2; ++i) {
     const int row = warp * 16 + lane / 4 + i / 2 % 2 * 8;
     const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    double sum = 0;
+    double terms[17];
     for (int k = 0; k < 16; ++k) {
       float a;
       if (product.a_in_registers) {
@@ -42,9 +42,14 @@ inline void Compute(const simulator::Product& product, std::size_t index) {
         a = ElementAt(product.a, row * 128 + k * 2);
       }
       const int offset = product.a_in_registers ? k * 128 + column * 2 : column * 128 + k * 2;
-      sum += double{a} * ElementAt(product.b, offset);
+      terms[k] = double{a} * ElementAt(product.b, offset);
     }
-    if (product.keep) sum += product.sums[i];
+    terms[16] = product.keep ? product.sums[i] : 0;
+    // Each term is truncated to 25 bits below the largest, as an H200's errors show.
+    double largest = 0, sum = 0;
+    for (const double term : terms) largest = std::max(largest, std::abs(term));
+    const double unit = largest > 0 ? std::ldexp(1.0, std::ilogb(largest) - 25) : 1;
+    for (const double term : terms) sum += std::trunc(term / unit) * unit;
     auto found = static_cast<float>(sum);  // truncates
     if (std::abs(found) > std::abs(sum)) found = std::nextafter(found, 0.0f);
     product.sums[i] = found;
