@@ -246,7 +246,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   CommitProducts();
   int exponents[2];
   ScaleRows(ds, exponents);
-  const PairsOfA<kStepsOfBlock> pairs(ds);
+  const PairsOfA<kStepsOfBlock / 2> pairs[2] = {PairsOfA<kStepsOfBlock / 2>(&ds[0]),
+                                                PairsOfA<kStepsOfBlock / 2>(&ds[32])};
   const int unit = min(rows.unit, exponent_k);
   const float factor_k = PowerOfNegative(unit - exponent_k);
   const float old = PowerOfNegative(unit - rows.unit);
@@ -255,13 +256,22 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   WaitForProducts<0>();
   LaunderRegisters(sums);
   PromoteSums(rows.weighted, sums, {factor_k, factor_k}, rescale);
-  StartWeightedSum<kDepth, kBlockRows>(sums, pairs, ring.Slot(slot_k));
+  // The sums of dS K start anew every 64 keys: wgmma truncates.
+  float sums_k[2][kPartSums];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    StartWeightedSum<kDepth, kBlockRows>(sums_k[i], pairs[i],
+                                         ring.Slot(slot_k) + i * 64 * kRowBytes);
+  }
+  const float factors[2] = {factor_k * PowerOfTwo(-exponents[0]),
+                            factor_k * PowerOfTwo(-exponents[1])};
+  WaitForProducts<1>();
+  LaunderRegisters(sums_k[0]);
+  PromoteSums(rows.dq, sums_k[0], factors, rescale);
   WaitForProducts<0>();
-  LaunderRegisters(sums);
+  LaunderRegisters(sums_k[1]);
   ring.Release(slot_k);
-  PromoteSums(rows.dq, sums,
-              {factor_k * PowerOfTwo(-exponents[0]), factor_k * PowerOfTwo(-exponents[1])},
-              rescale);
+  PromoteSums(rows.dq, sums_k[1], factors, {1.0f, 1.0f});
 }
 
 // StoreGradients stores two rows of a thread times 2^exponents, at `to` + row * pitch.
