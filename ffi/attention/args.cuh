@@ -58,7 +58,6 @@ struct AttentionArgs {
   // (batch, heads, queries): r and s, so that a row's probabilities are exp2(score - r) / s
   float2* row_sums;
   TileOrder order;
-  int* counter;  // next index for `order`
 
   __device__ static int Length(const int* lengths, int batch, int whole) {
     return lengths == nullptr ? whole : min(max(lengths[batch], 0), whole);

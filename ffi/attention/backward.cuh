@@ -36,7 +36,6 @@ struct GradientArgs {
   float* dk;
   float* dv;
   TileOrder key_order;  // of tiles of keys, heads of keys
-  int* key_counter;
 
   __device__ RowFacts* FactsOf(const QueryTile& tile, int block) const {
     return facts + g.Block(tile.batch, tile.head, block) * kBlockRows;
@@ -77,7 +76,6 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
   char* const tiles = g.packed + block * BytesOfBlock(kDepth);
   int exponents[kCount];
   int least = 1 << 20;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *args.forward.counter = *args.key_counter = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int local = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
@@ -329,10 +327,11 @@ __device__ inline void DifferentiateTiles(const GradientArgs& gradient,
   const ThreadOfTile thread;
   typename QueryRing<kDepth>::Cursor cursor;
 #pragma unroll 1
-  for (uint32_t round = 0;; ++round) {
-    const int index = ring.WaitForResident(round & 1);
-    if (index < 0) return;
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= args.order.Count()) return;
     const QueryTile tile = args.order.At(index);
+    ring.WaitForResident(round & 1);
     const KeyRange blocks = args.BlocksOf(tile);
     const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
     const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
@@ -365,7 +364,7 @@ __device__ inline void DifferentiateTiles(const GradientArgs& gradient,
 // CopyResidents copies a tile of two operands.
 template <int kDepth, int kSlotRows>
 __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring, uint32_t parity,
-                                     int index, const QueryTile& tile, const SplitOperand& a,
+                                     const QueryTile& tile, const SplitOperand& a,
                                      const SplitOperand& b) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const char* from[2 * kHalves];
@@ -374,7 +373,7 @@ __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring
     from[i] = a.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
     from[kHalves + i] = b.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
   }
-  ring.CopyResident(parity, index, from);
+  ring.CopyResident(parity, from);
 }
 
 // CopyStreamed copies the halves of a block of two operands.
@@ -395,12 +394,11 @@ template <int kDepth>
 __device__ inline void CopyForQueries(const GradientArgs& gradient, const QueryRing<kDepth>& ring) {
   const AttentionArgs& args = gradient.forward;
   typename QueryRing<kDepth>::Cursor cursor;
-  int index = atomicAdd(args.counter, 1);
-  uint32_t round = 0;
-  for (; index < args.order.Count(); ++round) {
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= args.order.Count()) return;
     const QueryTile tile = args.order.At(index);
-    CopyResidents<kDepth, kBlockRows>(ring, round & 1, index, tile, args.q, gradient.g);
-    index = atomicAdd(args.counter, 1);
+    CopyResidents<kDepth, kBlockRows>(ring, round & 1, tile, args.q, gradient.g);
     const KeyRange blocks = args.BlocksOf(tile);
     for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
       for (int block = blocks.begin; block < blocks.end; ++block) {
@@ -410,7 +408,6 @@ __device__ inline void CopyForQueries(const GradientArgs& gradient, const QueryR
       }
     }
   }
-  ring.Finish(round & 1);
 }
 
 // AttentionQueryGradient computes dQ, and corrects delta.
@@ -626,10 +623,11 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
   const ThreadOfTile thread;
   typename KeyRing<kDepth>::Cursor cursor;
 #pragma unroll 1
-  for (uint32_t round = 0;; ++round) {
-    const int index = ring.WaitForResident(round & 1);
-    if (index < 0) return;
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= gradient.key_order.Count()) return;
     const QueryTile key_tile = gradient.key_order.At(index);  // its head is one of keys
+    ring.WaitForResident(round & 1);
     const KeyRange parts = PartsOfQueries(args, key_tile);
     const int64_t block_k = args.k.Block(key_tile.batch, key_tile.head, key_tile.tile);
     const KeyFacts of_keys = {
@@ -672,12 +670,11 @@ template <int kDepth>
 __device__ inline void CopyForKeys(const GradientArgs& gradient, const KeyRing<kDepth>& ring) {
   const AttentionArgs& args = gradient.forward;
   typename KeyRing<kDepth>::Cursor cursor;
-  int index = atomicAdd(gradient.key_counter, 1);
-  uint32_t round = 0;
-  for (; index < gradient.key_order.Count(); ++round) {
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= gradient.key_order.Count()) return;
     const QueryTile tile = gradient.key_order.At(index);
-    CopyResidents<kDepth, kPartRows>(ring, round & 1, index, tile, args.k, args.v);
-    index = atomicAdd(gradient.key_counter, 1);
+    CopyResidents<kDepth, kPartRows>(ring, round & 1, tile, args.k, args.v);
     const KeyRange parts = PartsOfQueries(args, tile);
     for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
       for (int member = 0; member < args.head_group; ++member) {
@@ -690,7 +687,6 @@ __device__ inline void CopyForKeys(const GradientArgs& gradient, const KeyRing<k
       }
     }
   }
-  ring.Finish(round & 1);
 }
 
 // AttentionKeyGradient computes dK and dV, after AttentionQueryGradient.

@@ -252,10 +252,11 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<
   const ThreadOfTile thread;
   typename ForwardRing<kDepth>::Cursor cursor;
 #pragma unroll 1
-  for (uint32_t round = 0;; ++round) {
-    const int index = ring.WaitForResident(round & 1);
-    if (index < 0) return;
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= args.order.Count()) return;
     const QueryTile tile = args.order.At(index);
+    ring.WaitForResident(round & 1);
     const KeyRange blocks = args.BlocksOf(tile);
     const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
     const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
@@ -283,17 +284,16 @@ template <int kDepth>
 __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   typename ForwardRing<kDepth>::Cursor cursor;
-  int index = atomicAdd(args.counter, 1);
-  uint32_t round = 0;
-  for (; index < args.order.Count(); ++round) {
+  for (int round = 0;; ++round) {
+    const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
+    if (index >= args.order.Count()) return;
     const QueryTile tile = args.order.At(index);
     const char* queries[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       queries[half] = args.q.Tile<kDepth>(tile.batch, tile.head, tile.tile, half);
     }
-    ring.CopyResident(round & 1, index, queries);
-    index = atomicAdd(args.counter, 1);
+    ring.CopyResident(round & 1, queries);
     const KeyRange blocks = args.BlocksOf(tile);
     const int key_head = tile.head / args.head_group;
     for (int block = blocks.begin; block < blocks.end; ++block) {
@@ -305,7 +305,6 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kD
       }
     }
   }
-  ring.Finish(round & 1);
 }
 
 template <int kDepth, bool kSides>

@@ -73,8 +73,7 @@ AttentionArgs ArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
           .order = {.heads = static_cast<int>(p.heads),
                     .tiles = static_cast<int>(CeilDiv(p.queries, kBlockRows)),
                     .group = plan.heads_of_group,
-                    .all_heads = static_cast<int>(members * p.heads)},
-          .counter = reinterpret_cast<int*>(call.scratch + scratch.counter)};
+                    .all_heads = static_cast<int>(members * p.heads)}};
 }
 
 GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
@@ -95,13 +94,12 @@ GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan
           .dq = Member(gradients.dq, member, rows * p.depth),
           .dk = Member(gradients.dk, member, key_rows * p.depth),
           .dv = Member(gradients.dv, member, key_rows * p.value_depth),
-          .key_order = {.heads = static_cast<int>(p.key_heads),
-                        .tiles = static_cast<int>(CeilDiv(p.keys, kBlockRows)),
-                        .group = std::max(
-                            plan.heads_of_group / static_cast<int>(p.heads / p.key_heads), 1),
-                        .all_heads = static_cast<int>(members * p.key_heads),
-                        .of_keys = true},
-          .key_counter = reinterpret_cast<int*>(call.scratch + scratch.key_counter)};
+          .key_order = {
+              .heads = static_cast<int>(p.key_heads),
+              .tiles = static_cast<int>(CeilDiv(p.keys, kBlockRows)),
+              .group = std::max(plan.heads_of_group / static_cast<int>(p.heads / p.key_heads), 1),
+              .all_heads = static_cast<int>(members * p.key_heads),
+              .of_keys = true}};
 }
 
 unsigned BlocksOfOperand(const SplitOperand& operand, int64_t members) {

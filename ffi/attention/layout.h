@@ -70,10 +70,8 @@ struct SplitPlaces {
 // Offsets in bytes from the start of the scratch, all of them multiples of 1024.
 struct AttentionScratch {
   SplitPlaces q, k, v;
-  SplitPlaces g;        // dO, in the backward pass only
-  int64_t facts;        // RowFacts of each row of g
-  int64_t counter;      // int32: the next tile of queries
-  int64_t key_counter;  // int32: the next tile of keys, in the backward pass
+  SplitPlaces g;  // dO, in the backward pass only
+  int64_t facts;  // RowFacts of each row of g
   int64_t bytes;
 };
 
@@ -97,11 +95,9 @@ inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int
   take_split(scratch.q, queries, heads);
   take_split(scratch.k, keys, key_heads);
   take_split(scratch.v, keys, key_heads);
-  scratch.counter = take(4);
   if (backward) {
     take_split(scratch.g, queries, heads);
     scratch.facts = take(scratch.g.blocks * kBlockRows * kRowFactsBytes);
-    scratch.key_counter = take(4);
   }
   return scratch;
 }

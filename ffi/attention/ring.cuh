@@ -17,7 +17,6 @@ inline constexpr int kMaxSlots = 2 * kTilesInSmem;
 struct AttentionBarriers {
   uint64_t full[kMaxSlots], empty[kMaxSlots];
   uint64_t resident_full, resident_empty;
-  int index;  // of the resident tiles; negative: there are no more
 };
 
 // SlotCursor is a position in the ring, and the parity of the round.
@@ -63,9 +62,8 @@ class AttentionRing {
   __device__ uint32_t Slot(int slot) const { return Resident(kResident) + slot * kSlotBytes; }
 
   // These are called by multiplying threads. ReleaseX is called by all lanes of a warp.
-  __device__ int WaitForResident(uint32_t parity) const {
+  __device__ void WaitForResident(uint32_t parity) const {
     ByteBarrier(&barriers_.resident_full).Wait(parity);
-    return barriers_.index;
   }
   __device__ void ReleaseResident() const { Arrive(&barriers_.resident_empty); }
   // Take returns the next slot, once it is full.
@@ -78,19 +76,11 @@ class AttentionRing {
   __device__ void Release(int slot) const { Arrive(&barriers_.empty[slot]); }
 
   // These are called by the one thread that copies.
-  __device__ void CopyResident(uint32_t parity, int index,
-                               const char* const (&from)[kResident]) const {
+  __device__ void CopyResident(uint32_t parity, const char* const (&from)[kResident]) const {
     const ByteBarrier full(&barriers_.resident_full);
     WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
-    barriers_.index = index;
     full.Expect(kResident * Tile::kBytes);
     for (int i = 0; i < kResident; ++i) CopyBytes(Resident(i), from[i], Tile::kBytes, full);
-  }
-  // Finish tells the multiplying threads that there are no more tiles.
-  __device__ void Finish(uint32_t parity) const {
-    WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
-    barriers_.index = -1;
-    ByteBarrier(&barriers_.resident_full).Expect(0);
   }
   // CopyTile copies kSlotRows rows from `first_row` on.
   __device__ void CopyTile(Cursor& cursor, const char* from, int first_row = 0) const {
@@ -108,7 +98,7 @@ class AttentionRing {
 
  private:
   __device__ static void Arrive(const uint64_t* barrier) {
-    __syncwarp();  // other lanes may still read `index`
+    __syncwarp();  // other lanes may still wait for what is released
     if (threadIdx.x % 32 == 0) WarpBarrier(barrier).Arrive();
   }
 

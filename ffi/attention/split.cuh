@@ -113,12 +113,11 @@ __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
   }
 }
 
-// SplitAttention splits queries, then keys, then values. It also resets the tile counter.
+// SplitAttention splits queries, then keys, then values.
 template <int kDepth>
 __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitAttention(const __grid_constant__ AttentionArgs args, unsigned blocks_q,
                    unsigned blocks_k) {
-  if (blockIdx.x == 0 && threadIdx.x == 0) *args.counter = 0;
   if (blockIdx.x < blocks_q) {
     SplitRows<kDepth>(args.q, blockIdx.x);
   } else if (blockIdx.x < blocks_q + blocks_k) {

@@ -86,6 +86,11 @@ struct TileOrder {
   bool of_keys;
 
   JK_HOST_DEVICE int Count() const { return all_heads * tiles; }
+  // IndexOf returns the index of a block's tile in a round: Count() or more after its last. Every
+  // other round runs backwards, so that no block has the longest tile of each.
+  JK_HOST_DEVICE static int IndexOf(int round, int block, int blocks) {
+    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  }
   JK_HOST_DEVICE QueryTile At(int index) const {
     const int first = index / (group * tiles) * group;
     const int size = MinInt(group, all_heads - first);
