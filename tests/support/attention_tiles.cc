@@ -114,8 +114,7 @@ void CheckScratch() {
   Require(scratch.k.packed >= scratch.q.exponents + scratch.q.blocks * 4, "places");
   Require(scratch.v.packed >= scratch.k.packed + scratch.k.blocks * BytesOfBlock(128), "places");
   Require(scratch.facts >= scratch.g.exponents + scratch.g.blocks * 4, "places");
-  Require(scratch.bytes >= scratch.key_counter + 4 && scratch.key_counter > scratch.counter,
-          "bytes");
+  Require(scratch.bytes >= scratch.facts + scratch.g.blocks * kBlockRows * kRowFactsBytes, "bytes");
 }
 
 }  // namespace
