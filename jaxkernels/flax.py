@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
         "jaxkernels.flax needs Flax, which is not installed: pip install flax", name="flax"
     ) from error
 
-from jaxkernels._attention import checks, choice, flash, products
+from jaxkernels._attention import checks, flash, products
 from jaxkernels._attention.checks import FLAX_NAME as _NAME
 from jaxkernels._attention.problem import Operands
 from jaxkernels._core import compat, validate
@@ -169,10 +169,11 @@ def dot_product_attention(
 
     hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
     drops = not deterministic and dropout_rate > 0.0
-    asks_more = hooked or drops or bool(force_fp32_for_softmax) or module is not None
+    widens = bool(force_fp32_for_softmax) and dtype.name != "float32"
+    asks_more = hooked or drops or widens or module is not None
     if not asks_more and implementation is precision is None:
         given = Operands(query, key, value, bias, mask)
-        result = _flash_attention(given, factor, band, empty_rows == "zero")
+        result = _flash_attention(given, factor, band, empty_rows)
         if result is not None:
             return result
     if hooked:  # scales as Flax does
@@ -214,14 +215,14 @@ def dot_product_attention(
 
 
 def _flash_attention(
-    given: Operands, scale: Any, band: masked_kernels.Band, is_drop_in: bool
+    given: Operands, scale: Any, band: masked_kernels.Band, empty_rows: EmptyRows
 ) -> jax.Array | None:
     """The result of flash attention, with all leading dimensions as one; None if it does not serve."""
     query, key, value = given.q, given.k, given.v
     batch = query.shape[:-3]
-    sizes = (*query.shape, *key.shape)
-    fits = key.shape == value.shape and query.dtype == key.dtype == value.dtype
-    if not fits or query.dtype.name not in choice.TYPES_OF_CUDNN:
+    sizes = (*query.shape, *value.shape)
+    fits = key.shape == value.shape or query.dtype.name == "float32"
+    if not (fits and query.dtype == key.dtype == value.dtype):
         return None
     if any(not isinstance(size, int) or size == 0 for size in sizes):
         return None
@@ -229,8 +230,8 @@ def _flash_attention(
         return None  # reshape cannot fold explicitly sharded dimensions
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
     given = Operands(q, k, v, _folded(given.bias, batch), _folded(given.mask, batch))
-    call = choice.flash_call(given, scale, band, is_drop_in=is_drop_in)
-    return None if call is None else flash.attention(given, call).reshape(query.shape)
+    found = flash.attention(given, scale, band, empty_rows=empty_rows)
+    return None if found is None else found[0].reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _folded(x: jax.Array | None, batch: tuple[int, ...]) -> jax.Array | None:

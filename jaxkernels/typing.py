@@ -47,8 +47,9 @@ Implementation: TypeAlias = Literal["ffi", "xla"]
 OtherDtypes: TypeAlias = Literal["xla"]
 """The implementation of products that have no kernel."""
 
-AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
-"""The implementation of `dot_product_attention`: "ffi" as above, "xla" is jax.nn's, "cudnn" is cuDNN's."""
+AttentionImplementation: TypeAlias = Literal["ffi", "ffi_flash", "xla", "cudnn"]
+"""The implementation of `dot_product_attention`: "ffi" is our softmax, "ffi_flash" our kernels that keep no
+scores, "xla" jax.nn's function and "cudnn" cuDNN's flash attention."""
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 """The reduction of the losses of rows."""

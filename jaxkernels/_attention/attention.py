@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._attention import checks, choice, flash, plain
+from jaxkernels._attention import checks, flash, plain
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import masked_kernels
 from jaxkernels.typing import AttentionImplementation, EmptyRows
@@ -103,8 +103,9 @@ def dot_product_attention(
     A drop-in replacement for `jax.nn.dot_product_attention`, except for rows without a key (see
     `empty_rows`). The softmax kernel applies scale, bias, mask and window. float32 products are always
     float32, whatever `jax_default_matmul_precision` says (see `matmul`). Works with jit, vmap, scan, remat
-    and derivatives of every order and mode. For 16-bit types on a GPU, cuDNN's flash attention runs where
-    it is the fastest correct choice (`plan_attention`); otherwise the scores are stored in memory.
+    and derivatives of every order and mode. On a GPU, kernels that store no scores run where they are the
+    fastest correct choice (`plan_attention`): cuDNN's flash attention for 16-bit types, and on Hopper ours
+    for float32. Otherwise the scores are stored in memory.
 
     Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
     head serves N / K neighbouring query heads and is not copied), H depth. torch's arrays are
@@ -131,7 +132,7 @@ def dot_product_attention(
             meant for the batch.
         mask: None, or an array of bool that broadcasts as the bias does; True lets a query see a key.
         scale: factor of the scores; None means 1 / sqrt(H), or 1 if H is 0. A Python or NumPy number is
-            fused. A JAX array can be differentiated, and costs a pass over the scores.
+            fused. A JAX array can be differentiated, and costs a pass over the scores or the queries.
         is_causal: query i sees the keys j <= i, both counted from the first one, as in jax.nn, also if T
             and S differ (`scaled_masked_softmax` counts from the last one).
         query_seq_lengths: None, or int32 array of shape (B,): the result is 0 for later queries.
@@ -139,8 +140,9 @@ def dot_product_attention(
         local_window_size: None, or (left, right), or an integer for both: query i sees the keys
             i - left <= j <= i + right, counted from the first.
         implementation: None chooses. "ffi" runs our softmax, and raises an error if it has no kernel.
-            "xla" calls `jax.nn.dot_product_attention` with that implementation. "cudnn" calls cuDNN, or
-            jax.nn's cuDNN path for calls that only it serves, including its errors.
+            "ffi_flash" runs our float32 kernels that store no scores, or raises an error. "xla" calls
+            `jax.nn.dot_product_attention` with that implementation. "cudnn" calls cuDNN, or jax.nn's
+            cuDNN path for calls that only it serves, including its errors.
         return_residual: also returns the logarithm of the sum of the exponentials of each row.
         empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all S
             values, as in jax.nn. Scores, bias and scale get no gradient from such rows. None means
@@ -157,9 +159,9 @@ def dot_product_attention(
         ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
             window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
             implementation does not have.
-        NotImplementedError: `implementation="ffi"` and there is no kernel for the dtype or, when the
-            program is lowered, for the platform; `implementation="cudnn"` and the program is lowered
-            for another platform than CUDA.
+        NotImplementedError: `implementation="ffi"` or `"ffi_flash"` and there is no kernel for the call
+            or, when the program is lowered, for the platform; `implementation="cudnn"` and the program is
+            lowered for another platform than CUDA.
         RuntimeError: `implementation="cudnn"` on a machine where JAX finds no cuDNN.
 
     Notes:
@@ -173,7 +175,8 @@ def dot_product_attention(
         * Sequence lengths and windows need no mask of shape (T, S) in memory. A mask or bias that heads or
           batch share is not copied.
         * Reverse mode stores the result of the softmax, never the scores; in bfloat16 also the result of
-          the attention. cuDNN stores only its result and one number per row.
+          the attention. cuDNN stores only its result and one number per row, our float32 kernels two.
+          Forward mode and second derivatives always store scores.
         * In cuDNN the gradient of the queries can differ in its last bits from run to run, and a NaN under
           a mask can reach its row. `implementation="ffi"` has neither effect.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
@@ -214,25 +217,27 @@ def dot_product_attention(
     band = masked_kernels.band_of(is_causal, local_window_size, from_end=False)
     factor = checks.scale_of(scale, given.q.shape[-1])
 
+    found = None
     if implementation != "ffi":
-        is_drop_in = not return_residual and empty_rows != "mean"
-        call = choice.flash_call(
-            given, factor, band, is_drop_in=is_drop_in, is_pinned=implementation == "cudnn"
+        found = flash.attention(
+            *(given, factor, band),
+            has_residual=return_residual,
+            empty_rows=empty_rows or "zero",
+            pinned=implementation,
         )
-        if call is not None:
-            return flash.attention(given, call).reshape(shape)
-    if implementation == "cudnn":
+    if found is None and implementation == "cudnn":
         return peer(implementation=implementation)
-    floor = None
-    if return_residual:
-        floor = plain.FINITE_FLOOR if empty_rows == "mean" else -math.inf
-    result, sums = plain.attention(
-        *(given, factor, band),
-        empty_rows=empty_rows or "zero",
-        implementation=implementation,
-        floor=floor,
-    )
-    result = result.reshape(shape)
+    if found is None:
+        floor = None
+        if return_residual:
+            floor = plain.FINITE_FLOOR if empty_rows == "mean" else -math.inf
+        found = plain.attention(
+            *(given, factor, band),
+            empty_rows=empty_rows or "zero",
+            implementation="ffi" if implementation == "ffi" else None,
+            floor=floor,
+        )
+    result, sums = found[0].reshape(shape), found[1]
     if sums is None:
         return result
     return result, jnp.swapaxes(sums, -1, -2).astype(dtype).reshape(shape[:-1])

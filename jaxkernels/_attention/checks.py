@@ -97,9 +97,9 @@ def check_no_kernel_is_forced(
     dtype: Any, implementation: str | None, empty_rows: str | None
 ) -> None:
     """Raises for options that need our kernels, for a dtype that they do not support."""
-    if implementation == "ffi":
+    if implementation in ("ffi", "ffi_flash"):
         raise NotImplementedError(
-            f'{NAME}: implementation="ffi", but kernels exist for '
+            f'{NAME}: implementation="{implementation}", but kernels exist for '
             f"{', '.join(validate.DTYPES)}; got {dtype.name}"
         )
     _check_peer_has(empty_rows, f"the dtype {dtype.name}, which has no kernel", True)

@@ -1,7 +1,7 @@
-"""Chooses the implementation of attention: cuDNN or ours.
+"""Chooses the implementation of attention: cuDNN, our kernels without scores, or our softmax.
 
-`why_not_cudnn` excludes the calls that cuDNN cannot serve as documented, and `_is_faster_in_cudnn` those
-for which it is slower. To tune the latter, run `python -m jaxkernels.bench attention --drawn 60 --seed 1`,
+`why_not_cudnn` and `why_not_kernels` exclude the calls that cuDNN and the kernels cannot serve as
+documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are slower. To tune these, run `python -m jaxkernels.bench attention --drawn 60 --seed 1`,
 and use another seed for published figures.
 
 Owns: every rule of the choice. Must not know: primitives, or how a program is made.
@@ -15,18 +15,18 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
-from jaxkernels._attention import cudnn
+from jaxkernels._attention import cudnn, tensor_cores
 from jaxkernels._attention.problem import MOVING, Call, Operands
 from jaxkernels._core import compat, devices
+from jaxkernels._cpu import DeviceLimits
 from jaxkernels._rows.masked_kernels import Band
-from jaxkernels.typing import Device, DeviceName
+from jaxkernels.typing import AttentionImplementation, Device, DeviceName, EmptyRows
 
 
 class Machine(NamedTuple):
     """The properties of a machine that decide the choice."""
 
-    device: str  # the name of the GPU, as in plans
-    capability: int  # the compute capability, 90 for 9.0
+    limits: DeviceLimits  # of the GPU
     cudnn: int | None  # the version of cuDNN, 91002 for 9.10.2; None without cuDNN
 
 
@@ -34,14 +34,15 @@ class Machine(NamedTuple):
 class Problem:
     """The properties of a call that decide the choice."""
 
-    shape: tuple[Any, ...]  # (B, T, S, N, K, H); symbolic dimensions are not integers
+    shape: tuple[Any, ...]  # `Operands.sizes`; symbolic dimensions are not integers
     dtype: str  # of q, k and v
     bias: str | None = None  # the dtype of the bias
     has_mask: bool = False
     has_lengths: bool = False  # of queries or keys
     band: Band = Band(from_end=False)  # noqa: RUF009 (it is frozen)
     scale: float | None = 1.0  # None if it is an array or not positive
-    is_drop_in: bool = True  # no residual, and zero for fully masked queries
+    has_residual: bool = False  # the log-sum-exps are a result too
+    empty_rows: EmptyRows = "zero"
 
 
 TYPES_OF_CUDNN = ("bfloat16", "float16")
@@ -52,6 +53,9 @@ _LEAST_CAPABILITY = 80
 MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
+# The kernels without scores run from this number of scores on, where a tile of 128 queries that is partly
+# filled counts for that part. An estimate: below it, starting their passes takes as long as storing scores.
+LEAST_SCORES = 2**22
 
 
 def this_machine() -> Machine | None:
@@ -64,35 +68,54 @@ def _machine_of(device: DeviceName | Device) -> Machine | None:
     if isinstance(device, str):
         return None
     limits = devices.limits_of(device)
-    return Machine(limits.name, limits.compute_capability, cudnn.version())
+    return Machine(limits, cudnn.version())
 
 
 def flash_call(
-    given: Operands, scale: Any, band: Band, *, is_drop_in: bool, is_pinned: bool = False
+    given: Operands,
+    scale: Any,
+    band: Band,
+    *,
+    has_residual: bool = False,
+    empty_rows: EmptyRows = "zero",
+    pinned: str | None = None,
 ) -> Call | None:
-    """The parameters of the flash attention primitive if cuDNN serves 4D operands; else None.
+    """The parameters of the flash attention primitive if it serves 4D operands; else None.
 
-    `is_drop_in` is that of `Problem`. `is_pinned` means that the user asks for cuDNN, even if it is slower.
+    `pinned` is an implementation that the user asks for, even if it is slower.
+
+    Raises:
+        NotImplementedError: the user asks for our kernels, and they do not serve the call.
     """
-    if given.q.dtype.name not in TYPES_OF_CUDNN:
+    dtype = given.q.dtype.name
+    if dtype not in (*TYPES_OF_CUDNN, "float32") and pinned is None:
         return None
     is_positive = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
-    factor = float(scale) if is_positive else None
-    (batch, t, heads, depth), (_, s, key_heads, _) = given.q.shape, given.k.shape
     problem = Problem(
-        (batch, t, s, heads, key_heads, depth),
-        given.q.dtype.name,
+        given.sizes(),
+        dtype,
         bias=None if given.bias is None else given.bias.dtype.name,
         has_mask=given.mask is not None,
         has_lengths=given.q_lengths is not None or given.k_lengths is not None,
         band=band,
-        scale=factor,
-        is_drop_in=is_drop_in,
+        scale=float(scale) if is_positive else None,
+        has_residual=has_residual,
+        empty_rows=empty_rows,
     )
-    why_not = (why_not_cudnn if is_pinned else why_ours)(problem, this_machine())
-    if factor is None or why_not or not _is_split_by_rows(given):
-        return None
-    return Call(given.names(), factor, band, is_pinned=is_pinned)
+    is_split = _is_split_by_rows(given)
+    if pinned == "ffi_flash":
+        why = why_not_kernels(problem, devices.limits_of(None))
+        why = why or (
+            "" if is_split else "explicit shardings of other dimensions than batch and heads"
+        )
+        if why:
+            raise NotImplementedError(f'dot_product_attention: implementation="ffi_flash": {why}')
+    elif pinned == "cudnn":
+        is_split = is_split and not why_not_cudnn(problem, this_machine())
+    else:
+        is_split = is_split and choose(problem, this_machine())[0] != "ffi"
+    factor = problem.scale or 1.0
+    return Call(given.names(), factor, band, has_residual, pinned) if is_split else None
 
 
 def _is_split_by_rows(given: Operands) -> bool:
@@ -111,15 +134,29 @@ def _is_split_by_rows(given: Operands) -> bool:
     return True
 
 
-def why_ours(problem: Problem, machine: Machine | None) -> str:
-    """The reason why ours runs for a call that names no implementation; empty if cuDNN does.
+def choose(problem: Problem, machine: Machine | None) -> tuple[AttentionImplementation, str]:
+    """The implementation of a call that names none, and the reason.
 
     `machine` is None without a known NVIDIA GPU.
     """
-    why = why_not_cudnn(problem, machine)
-    if not why and not _is_faster_in_cudnn(problem):
-        why = "few scores or blocks, a bias, or a float16 mask: our softmax between products"
-    return why
+    if problem.dtype == "float32":
+        why = why_not_kernels(problem, machine and machine.limits)
+        if not why and not _is_large(problem):
+            why = "few scores, or few queries: our softmax between products"
+        chosen, reason = "ffi_flash", "our float32 kernels keep no scores in memory"
+    else:
+        why = why_not_cudnn(problem, machine)
+        if not why and not _is_faster_in_cudnn(problem):
+            why = "few scores or blocks, a bias, or a float16 mask: our softmax between products"
+        chosen, reason = "cudnn", "cuDNN's flash attention keeps no scores in memory"
+    return ("ffi", why) if why else (chosen, reason)
+
+
+def _is_large(problem: Problem) -> bool:
+    """Whether the kernels without scores are faster than our softmax between products."""
+    batch, t, s, heads, _, _ = problem.shape
+    filled = t / (128 * -(-t // 128))
+    return batch * heads * t * s * filled >= LEAST_SCORES
 
 
 def _is_faster_in_cudnn(problem: Problem) -> bool:
@@ -150,6 +187,19 @@ def _is_faster_in_cudnn(problem: Problem) -> bool:
     return is_large and fills_gpu and is_exact
 
 
+def why_not_kernels(problem: Problem, limits: DeviceLimits | None) -> str:
+    """The reason why our kernels without scores cannot serve a problem; empty if they can."""
+    if problem.dtype != "float32":
+        return f"our kernels without scores multiply float32, not {problem.dtype}"
+    if limits is None:
+        return "the platform has no kernels without scores"
+    if problem.bias not in (None, *TYPES_OF_CUDNN, "float32"):
+        return f"a bias of {problem.bias} would be rounded to float32"
+    if problem.empty_rows != "zero":
+        return "our kernels without scores give 0 for queries without keys"
+    return tensor_cores.why_not(problem.shape, limits)
+
+
 def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
     """The reason why cuDNN cannot serve a problem as documented; empty if it can."""
     if problem.dtype not in TYPES_OF_CUDNN:
@@ -158,19 +208,20 @@ def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
         return "the platform has no cuDNN"
     if not all(isinstance(size, int) for size in problem.shape):
         return "sizes are not known"
-    if not problem.is_drop_in:
+    if problem.has_residual or problem.empty_rows != "zero":
         return "only ours has what the arguments ask for"
     batch, t, s, heads, _, depth = problem.shape
-    deepest = 256 if machine.capability >= _HOPPER else 128
+    capability = machine.limits.compute_capability
+    deepest = 256 if capability >= _HOPPER else 128
     has_sides = problem.has_mask or problem.bias is not None
     band = problem.band
     has_window = band.left is not None
     reasons = (
         (machine.cudnn is None, "there is none"),
         ((machine.cudnn or 0) < LEAST_CUDNN, f"{machine.cudnn} is older than {LEAST_CUDNN}"),
-        (machine.capability < _LEAST_CAPABILITY, "it has no kernels for such a GPU"),
+        (capability < _LEAST_CAPABILITY, "it has no kernels for such a GPU"),
         (
-            machine.capability == 103 and (machine.cudnn or 0) < _CUDNN_OF_103,
+            capability == 103 and (machine.cudnn or 0) < _CUDNN_OF_103,
             f"such a GPU needs {_CUDNN_OF_103}",
         ),
         (0 in problem.shape, "there is nothing to compute"),

@@ -2,16 +2,18 @@
 
 Batch and heads are sharded without communication. With more devices than key heads, key heads are
 replicated, and each device uses the one that its query heads share; cotangents of keys and values are
-then all-reduced. Mesh axes that shard another dimension shard heads or batch instead, if their size
-divides one of them. Otherwise their devices compute the same.
+then all-reduced. So they are for sharded queries, which our float32 kernels keep sharded. Mesh axes that
+shard another dimension shard heads or batch instead, if their size divides one of them. Otherwise their
+devices compute the same.
 
 Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,15 +21,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from jaxkernels._attention.problem import Call, present
+from jaxkernels._attention.problem import Call, both, present
 from jaxkernels._core import partitioned_calls
+from jaxkernels._rows import reference
+from jaxkernels._rows.masked_kernels import Band
 
 _DIMS = {
-    **dict.fromkeys(("q", "y", "dy"), ("batch", "queries", "heads", "depth")),
-    **dict.fromkeys(("k", "v"), ("batch", "keys", "key_heads", "depth")),
+    "q": ("batch", "queries", "heads", "depth"),
+    "k": ("batch", "keys", "key_heads", "depth"),
+    "v": ("batch", "keys", "key_heads", "value_depth"),
+    **dict.fromkeys(("y", "dy"), ("batch", "queries", "heads", "value_depth")),
     **dict.fromkeys(("bias", "mask"), ("batch", "heads", "queries", "keys")),
     **dict.fromkeys(("q_lengths", "k_lengths"), ("batch",)),
-    "sums": ("batch", "heads", "queries"),
+    "sums": ("batch", "heads", "queries", "pair"),
 }
 
 # An operation, as a function of a call and its operands.
@@ -36,35 +42,54 @@ _Axes = tuple[str, ...]
 
 
 def partitioned(
-    call: Call, form: Form, shapes: Sequence[tuple[int, ...]], results: Sequence[str]
+    call: Call,
+    form: Form,
+    shapes: Sequence[tuple[int, ...]],
+    results: Mapping[str, tuple[int, ...]],
+    *,
+    splits_queries: bool,
 ) -> Callable[..., Any]:
-    """A `custom_partitioning` function for an operation with these operands' shapes and results' names."""
+    """A `custom_partitioning` function for an operation with these shapes of operands and of results."""
     names = (*call.names, *("sums", "y", "dy")[: len(shapes) - len(call.names)])
     key_heads = shapes[1][2]
 
-    def dims(name: str, shape: Sequence[int] | None = None) -> list[str]:
+    def dims(name: str, shape: Sequence[int]) -> list[str]:
         """The dimension names; equal names have the same sharding."""
-        found = list(_DIMS[name])
+        found = list(_DIMS[name][: len(shape)])
         if shapes[0][2] == key_heads:
             found = ["heads" if dim == "key_heads" else dim for dim in found]
-        if name in ("bias", "mask") and shape is not None:
+        if name in ("bias", "mask"):
             found = [f"{name}{i}" if shape[i] == 1 else dim for i, dim in enumerate(found)]
         return found
 
     operand_dims = [dims(name, shape) for name, shape in zip(names, shapes, strict=True)]
-    result_dims = [dims(name) for name in results]
+    result_dims = [dims(name, shape) for name, shape in results.items()]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the results if it wants another sharding
-        axes = _axes(operands[0], operands[1], mesh.shape)
+        axes = _axes(operands[0], operands[1], mesh.shape, splits_queries)
         devices = math.prod(mesh.shape[axis] for axis in axes["heads"])
         shares_keys = key_heads % devices != 0
         axes["key_heads"] = () if shares_keys else axes["heads"]
 
+        without: dict[str, tuple[str, ...]] = {"k": ("queries",), "v": ("queries",)}
+        if "bias" in results:
+            sides = zip(("batch", "heads"), results["bias"], strict=False)
+            without["bias"] = tuple(dim for dim, size in sides if size == 1)
+
         def local(*parts: jax.Array) -> list[jax.Array]:
-            if not shares_keys:
-                return form(call, parts)
-            return _of_shared_keys(call, form, parts, axes["heads"], results)
+            own, given = call, list(parts)
+            if axes["queries"]:
+                own, given = _of_own_queries(call, parts, axes["queries"])
+            if shares_keys:
+                found = _of_shared_keys(own, form, given, axes["heads"], tuple(results))
+            else:
+                found = form(own, given)
+            # A cotangent is a sum over devices that share its operand.
+            for i, name in enumerate(results):
+                for axis in (axis for dim in without.get(name, ()) for axis in axes[dim]):
+                    found[i] = lax.psum(found[i], axis)
+            return found
 
         found, given = (
             partitioned_calls.named_shardings(mesh, dims, axes)
@@ -78,26 +103,46 @@ def partitioned(
     return function
 
 
-def _axes(q: Any, k: Any, sizes: Any) -> dict[str, _Axes]:
-    """The mesh axes of batch and heads: all that shard q or k, as far as their sizes allow."""
-    (batch, _, heads, _), key_heads = q.shape, k.shape[2]
+def _axes(q: Any, k: Any, sizes: Any, splits_queries: bool) -> dict[str, _Axes]:
+    """The mesh axes of batch, heads and queries: all that shard q or k, as far as their sizes allow."""
+    (batch, t, heads, _), key_heads = q.shape, k.shape[2]
 
     def fits(dim: str, axes: _Axes) -> bool:
         devices = math.prod(sizes[axis] for axis in axes)
-        if dim == "batch":
-            return batch % devices == 0
+        if dim != "heads":
+            return (batch if dim == "batch" else t) % devices == 0
         return heads % devices == 0 and (key_heads % devices == 0 or devices % key_heads == 0)
 
-    found: dict[str, _Axes] = {"batch": (), "heads": ()}
+    found: dict[str, _Axes] = {"batch": (), "heads": (), "queries": ()}
     for x in (q, k):
         spec = partitioned_calls.mesh_axes(x)
         for i, places in ((0, ("batch", "heads")), *((i, ("heads", "batch")) for i in (2, 1, 3))):
+            if splits_queries and x is q and i == 1:
+                places = ("queries", *places)
             for axis in spec[i]:
-                is_free = axis not in (*found["batch"], *found["heads"])
+                is_free = not any(axis in axes for axes in found.values())
                 place = next((dim for dim in places if fits(dim, (*found[dim], axis))), None)
                 if is_free and place is not None:
                     found[place] = (*found[place], axis)
     return found
+
+
+def _of_own_queries(
+    call: Call, operands: Sequence[jax.Array], axes: _Axes
+) -> tuple[Call, list[jax.Array]]:
+    """The call and operands of a device's queries, sharded over `axes`; the band becomes a mask."""
+    given, kept = call.operands(operands), operands[len(call.names) :]
+    t, s = given.q.shape[1], given.k.shape[1]
+    first = lax.axis_index(axes) * t
+    if given.q_lengths is not None:
+        given = given._replace(q_lengths=jnp.maximum(given.q_lengths - first, 0))
+    if not call.band.is_open:
+        bounds = call.band.attributes()
+        sides = bounds["left"], bounds["right"]
+        band = reference.within_band(first + jnp.arange(t), jnp.arange(s), *sides, ndim=4)
+        given = given._replace(mask=both(given.mask, band))
+    call = dataclasses.replace(call, names=given.names(), band=Band(from_end=False))
+    return call, [*present(given), *kept]
 
 
 def _of_shared_keys(

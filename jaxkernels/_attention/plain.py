@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -19,12 +20,13 @@ from jax import lax
 
 from jaxkernels._attention import products
 from jaxkernels._attention.checks import NAME
-from jaxkernels._attention.problem import HIDDEN, MOVING, Call, Operands, both, within
+from jaxkernels._attention.problem import HIDDEN, Call, Operands, both, within
 from jaxkernels._rows import masked, masked_kernels, reference
 from jaxkernels.typing import EmptyRows, Implementation
 
 # The value to which jax.nn sets masked scores.
 FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
+_LOG2_E = math.log2(math.e)
 
 
 def attention(
@@ -86,16 +88,23 @@ def _log_sum_exp(
 
 
 def forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The result and, with `call.keeps_sums`, the log-sum-exps, float32 of shape (B, N, T)."""
+    """The result and, with `call.keeps_sums`, the log-sum-exps in the form that `Call` describes."""
     given = call.operands(operands)
     form = functools.partial(attention, given, call.scale, call.band)
     if not call.keeps_sums:
         return [form()[0]]
-    hidden = HIDDEN[given.q.dtype.name]
     y, sums = form(floor=-jnp.inf)
     assert sums is not None
+    if given.q.dtype.name == "float32":
+        return [y, jnp.stack([sums * _LOG2_E, (sums > -jnp.inf).astype(sums.dtype)], axis=-1)]
+    hidden = HIDDEN[given.q.dtype.name]
     # cuDNN's backward pass computes exp(score - sum). The large value makes it 0 in fully masked rows.
     return [y, jnp.where(sums > hidden, sums, -hidden)]
+
+
+def log_sum_exps(pairs: jax.Array) -> jax.Array:
+    """The log-sum-exps (B, N, T) of the pairs of float32 calls; -inf for rows that see nothing."""
+    return pairs[..., 0] / _LOG2_E + jnp.log(pairs[..., 1])
 
 
 def tangent(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -106,9 +115,9 @@ def tangent(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The cotangents of q, k and v; operands: those of the call, the log-sum-exps, y and dy."""
+    """`call.cotangents`; operands: those of the call, the log-sum-exps, y and dy."""
     *_, y, dy = operands
-    of, primals = _known(dataclasses.replace(call, moving=MOVING), operands, y)
+    of, primals = _known(dataclasses.replace(call, moving=call.cotangents), operands, y)
     return list(jax.vjp(of, *primals)[1](dy))
 
 

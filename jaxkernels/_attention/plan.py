@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxkernels._attention import checks, choice, cudnn
+from jaxkernels._attention import checks, choice, cudnn, tensor_cores
 from jaxkernels._core import devices, validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import AttentionImplementation, Device, DeviceName, Dtype, EmptyRows
@@ -24,10 +24,14 @@ class AttentionPlan:
     """The implementation that a GPU runs for a call of `dot_product_attention` that names none.
 
     Attributes:
-        implementation: "cudnn", cuDNN's flash attention, or "ffi", this package's softmax between
-            products. (The gradient of a bias, and forward mode, are always "ffi".)
+        implementation: "cudnn", cuDNN's flash attention, "ffi_flash", this package's float32 kernels for
+            Hopper, or "ffi", this package's softmax between products. (Forward mode is always "ffi", and
+            so is the gradient of a bias in 16 bits.)
         why: the reason.
         keeps_scores: whether a matrix of queries by keys for each head is stored in memory.
+        scratch_bytes: the memory that "ffi_flash" needs besides operands and results, in the forward
+            pass or in gradients, whichever is larger; partial sums of a bias's gradient are not
+            counted. 0 for other implementations.
         is_repeatable: whether gradients, too, have the same bits from run to run.
         device: the GPU.
         cudnn_version: the version of cuDNN, 91002 for 9.10.2; 0 for none.
@@ -36,6 +40,7 @@ class AttentionPlan:
     implementation: AttentionImplementation
     why: str
     keeps_scores: bool
+    scratch_bytes: int
     is_repeatable: bool
     device: str
     cudnn_version: int
@@ -67,8 +72,8 @@ def plan_attention(
         >>> shape = (4, 2048, 16, 64)
         >>> jk.plan_attention(shape, shape, "bfloat16", device="h200").implementation
         'cudnn'
-        >>> jk.plan_attention(shape, shape, "float32", device="h200").why
-        'float32 products are ours, in full precision'
+        >>> jk.plan_attention(shape, shape, "float32", device="h200").implementation
+        'ffi_flash'
 
     Args:
         query_shape: (B, T, N, H) or (T, N, H).
@@ -112,18 +117,27 @@ def plan_attention(
         has_mask=bool(mask),
         has_lengths=bool(lengths),
         band=masked_kernels.band_of(is_causal, local_window_size, from_end=False),
-        is_drop_in=not return_residual and empty_rows != "mean",
+        has_residual=bool(return_residual),
+        empty_rows=empty_rows or "zero",
     )
     limits = devices.limits_of(device)
     version = cudnn.version() if cudnn_version is None else cudnn_version
     version = choice.LEAST_CUDNN if version is None else version
-    machine = choice.Machine(limits.name, limits.compute_capability, version or None)
-    why = choice.why_ours(problem, machine)
+    implementation, why = choice.choose(problem, choice.Machine(limits, version or None))
+    scratch = 0
+    if implementation == "ffi_flash":
+        scratch = tensor_cores.plan(problem.shape, limits).scratch_bytes
+        why_not = tensor_cores.why_not(problem.shape, limits, backward=True)
+        if why_not:
+            why = f"{why}, but gradients do: {why_not}"
+        else:
+            scratch = tensor_cores.plan(problem.shape, limits, backward=True).scratch_bytes
     return AttentionPlan(
-        implementation="ffi" if why else "cudnn",
-        why=why or "cuDNN's flash attention keeps no scores in memory",
-        keeps_scores=bool(why),
-        is_repeatable=bool(why),
+        implementation=implementation,
+        why=why,
+        keeps_scores=implementation == "ffi",
+        scratch_bytes=scratch,
+        is_repeatable=implementation != "cudnn",
         device=limits.name,
         cudnn_version=version,
     )

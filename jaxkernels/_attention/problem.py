@@ -30,8 +30,14 @@ class Operands(NamedTuple):
         """The names of the operands that are not None."""
         return tuple(name for name, x in self._asdict().items() if x is not None)
 
+    def sizes(self) -> tuple[Any, ...]:
+        """(B, T, S, N, K, H), for values of another depth the larger one."""
+        (batch, t, heads, depth), (_, s, key_heads, of_values) = self.q.shape, self.v.shape
+        depth = depth if depth == of_values else max(depth, of_values)
+        return (batch, t, s, heads, key_heads, depth)
 
-# The operands with gradients in flash attention; that of a bias needs the plain form.
+
+# The operands with gradients in flash attention. That of a bias comes from the plain form in 16 bits.
 MOVING = ("q", "k", "v")
 # Finite values that cuDNN adds to masked scores, as in jax.nn; the exponential becomes 0. A bias of this
 # value or less masks a score too.
@@ -45,9 +51,16 @@ class Call:
     names: tuple[str, ...]  # of the operands that are not None, in the order of `Operands`
     scale: float  # factor of the scores
     band: Band  # the causal or window band of the scores
-    keeps_sums: bool = False  # the forward pass also returns the log-sum-exp of each row
-    is_pinned: bool = False  # the user asked for cuDNN, so a platform without it is an error
+    # The forward pass also returns the log-sum-exp of each row, (B, N, T); in float32 two numbers of it
+    # (r, s), (B, N, T, 2): a probability is exp2(log2(e) score - r) / s.
+    keeps_sums: bool = False
+    pinned: str | None = None  # the implementation that the user asked for; to lack it is an error
     moving: tuple[str, ...] = ()  # the operands with tangents, for the tangent of a call
+
+    @property
+    def cotangents(self) -> tuple[str, ...]:
+        """The operands whose cotangents the backward pass computes."""
+        return (*MOVING, "bias") if "bias" in self.moving else MOVING
 
     def operands(self, values: Sequence[Any]) -> Operands:
         """Maps operand names to `values`, whose first entries are the operands that are not None."""

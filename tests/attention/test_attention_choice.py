@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import flash_cases
 import jax
@@ -27,7 +28,12 @@ def plan(query=SHAPE, key=None, dtype="bfloat16", **options):
 
 # Options that keep a call from cuDNN, and a part of the reason that is reported.
 REFUSED = [
-    ({"dtype": "float32"}, "full precision"),
+    ({"dtype": "float32", "device": "a100"}, "Hopper"),
+    ({"dtype": "float32", "bias": "float64"}, "rounded to float32"),
+    ({"dtype": "float32", "empty_rows": "mean"}, "give 0"),
+    ({"dtype": "float32", "query": (4, 2048, 16, 129)}, "depths up to 128"),
+    ({"dtype": "float32", "query": (1, 512, 8, 64)}, "few scores"),
+    ({"dtype": "float32", "query": (64, 1, 16, 64), "key": (64, 8192, 16, 64)}, "few queries"),
     ({"dtype": "float64"}, "full precision"),
     ({"return_residual": True}, "only ours"),
     ({"empty_rows": "mean"}, "only ours"),
@@ -83,6 +89,25 @@ def test_what_cudnn_serves(options):
     assert not found.is_repeatable
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_residual": True},
+        {"bias": "bfloat16", "mask": True, "lengths": True, "local_window_size": (4, 1)},
+        {"query": (384, 384, 4, 32), "bias": "float32"},
+        {"query": (1, 8192, 16, 1), "key": (1, 130, 2, 1)},
+    ],
+)
+def test_what_our_kernels_serve(options):
+    for device in ("h100", "h200"):
+        found = plan(dtype="float32", device=device, **options)
+        assert found.implementation == "ffi_flash"
+        assert not found.keeps_scores
+        assert found.is_repeatable
+        assert 0 < found.scratch_bytes <= 128 * 2**20
+
+
 def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
     assert plan(cudnn_version=0).implementation == "ffi"
     assert plan((8, 384, 8, 32)).implementation == "ffi"
@@ -95,23 +120,28 @@ def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
     assert plan((4, 2624, 2, 64), (4, 6784, 2, 64)).implementation == "cudnn"
 
 
+def of_capability(capability, version):
+    return Machine(SimpleNamespace(compute_capability=capability), version)
+
+
 def test_machines():
-    assert choice.why_ours(LARGE, None)
+    assert choice.choose(LARGE, None)[0] == "ffi"
     for machine, served in (
         (H200, True),
         (H200._replace(cudnn=None), False),
-        (Machine("old", 75, 91002), False),
-        (Machine("b300", 103, 91002), False),
-        (Machine("b300", 103, 91100), True),
+        (of_capability(75, 91002), False),
+        (of_capability(103, 91002), False),
+        (of_capability(103, 91100), True),
     ):
-        assert (not choice.why_ours(LARGE, machine)) == served, machine
+        assert (choice.choose(LARGE, machine)[0] == "cudnn") == served, machine
 
 
 def test_sizes_that_are_not_known():
     (batch,) = jax.export.symbolic_shape("batch")
     problem = dataclasses.replace(LARGE, shape=(batch, *LARGE.shape[1:]))
-    assert choice.why_ours(problem, H200)
     assert choice.why_not_cudnn(problem, H200)
+    wide = dataclasses.replace(problem, dtype="float32")
+    assert choice.choose(problem, H200)[0] == choice.choose(wide, H200)[0] == "ffi"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +151,7 @@ def test_scales(monkeypatch, scale, served):
     flash_cases.take_flash(monkeypatch)
     monkeypatch.setattr(choice, "this_machine", lambda: H200)
     x = jnp.zeros((1, 64, 2, 64), jnp.bfloat16)
-    call = choice.flash_call(Operands(x, x, x), scale, Band(from_end=False), is_drop_in=True)
+    call = choice.flash_call(Operands(x, x, x), scale, Band(from_end=False))
     assert (call is not None) == served
 
 

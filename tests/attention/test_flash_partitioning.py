@@ -1,4 +1,4 @@
-"""Flash attention on several devices: CPUs partition it as CUDA devices do, and run a model of cuDNN."""
+"""Flash attention on several devices: CPUs partition it as CUDA devices do, and run models of cuDNN and our kernels."""
 
 import functools
 
@@ -45,10 +45,10 @@ def placed(mesh, arrays, *specs):
     return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
 
 
-def assert_near(got, want, what=""):
+def assert_near(got, want, what="", tolerance=2.0**-6):
     for x, y in zip(got, want, strict=True):
         x, y = (np.asarray(z, np.float32) for z in (x, y))
-        assert np.abs(x - y).max() <= 2.0**-6 * np.abs(y).max(), what
+        assert np.abs(x - y).max() <= tolerance * np.abs(y).max(), what
 
 
 @pytest.fixture
@@ -147,6 +147,48 @@ def test_more_devices_than_key_heads(cpu_devices):
     assert not collectives(forward.compile().as_text())
     both = jax.jit(pulled).lower(q, k, v, dy, {"bias": bias})
     assert set(collectives(both.compile().as_text())) == {"all-reduce"}
+
+
+# The shardings of queries and of keys, and whether devices exchange cotangents alone.
+OF_FLOAT32 = {
+    "batch-heads": (ROWS, ROWS, True),
+    "queries": (P(None, "a"), P(), True),
+    "queries-heads": (P(None, "a", "b"), P(None, None, "b"), True),
+    "batch-queries": (P("b", "a"), P("b"), True),
+    "keys": (P(), P(None, "a"), False),
+}
+
+
+@pytest.mark.parametrize("name", OF_FLOAT32)
+@pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
+def test_float32(name, sizes, cpu_devices):
+    """With the gradient of a bias that the batch shares, and queries that stay sharded under a window."""
+    of_queries, of_keys, is_local = OF_FLOAT32[name]
+    if sizes is SHARED and "b" in (*of_keys[2:], ""):
+        of_keys = P(*of_keys[:2])
+    rng = np.random.default_rng(4)
+    others = {
+        "mask": rng.random((sizes.B, 1, sizes.T, sizes.S)) < 0.7,
+        "query_seq_lengths": jnp.arange(sizes.B, dtype=jnp.int32) * 5 + 1,
+        "is_causal": True,
+        "local_window_size": (9, 2),
+    }
+    bias = rng.standard_normal((1, sizes.N, sizes.T, sizes.S)).astype(np.float32)
+    arrays = [*cases.operands(sizes), cases.operands(sizes, seed=1)[0]]
+    forward = functools.partial(jk.dot_product_attention, **others)
+
+    def both(q, k, v, dy, bias):
+        y, pull = jax.vjp(forward, q, k, v, bias)
+        return y, *pull(dy)
+
+    want = jax.jit(both)(*arrays, bias)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+    q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
+    text = jax.jit(forward).lower(q, k, v, bias).compile().as_text()
+    assert not is_local or not collectives(text)
+    run = jax.jit(both).lower(q, k, v, dy, bias).compile()
+    assert not is_local or set(collectives(run.as_text())) <= {"all-reduce"}
+    assert_near(run(q, k, v, dy, bias), want, tolerance=2.0**-19)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

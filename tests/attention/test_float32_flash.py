@@ -1,4 +1,4 @@
-"""Float32 attention on Hopper's tensor cores: its plan, its index arithmetic, and its results on a GPU."""
+"""Float32 attention on Hopper's tensor cores: its plan, its programs, and its results on a GPU."""
 
 import functools
 import math
@@ -11,15 +11,19 @@ import attention_cases as cases
 import attention_pairs
 import flash_cases
 import jax
+import jax.numpy as jnp
+import memory_stats
 import numpy as np
 import pytest
 from attention_cases import Sizes, check
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from jaxkernels._attention import checks, heads, tensor_cores
-from jaxkernels._attention.problem import Call, present
+import jaxkernels as jk
 from jaxkernels._core import devices, registry
-from jaxkernels._rows.masked_kernels import band_of
+from jaxkernels.flax import dot_product_attention as flax_attention
 
+pytestmark = pytest.mark.filterwarnings("ignore:jaxkernels runs its pure-JAX reference")
 ROOT = Path(__file__).parents[2]
 SIZES = {
     "tiles": Sizes(2, 256, 256, 4, 4, 64),
@@ -29,18 +33,7 @@ SIZES = {
     "decode": Sizes(1, 1, 513, 4, 2, 96),
     "odd-depth": Sizes(2, 129, 127, 2, 1, 65),
 }
-
-
-def attend(
-    q, k, v, bias=None, mask=None, query_seq_lengths=None, key_value_seq_lengths=None, **options
-):
-    """The result and the log-sum-exps, with the arguments of `dot_product_attention`."""
-    given = checks.as_operands(q, k, v, bias, mask, query_seq_lengths, key_value_seq_lengths)
-    scale = options.pop("scale", heads.default_scale(q.shape[-1]))
-    causal = options.pop("is_causal", False)
-    band = band_of(causal, options.pop("local_window_size", None), from_end=False)
-    assert not options
-    return tensor_cores.attention(given, scale, band)
+pinned = functools.partial(jk.dot_product_attention, implementation="ffi_flash")
 
 
 def arguments(sizes):
@@ -53,72 +46,59 @@ def arguments(sizes):
     return found | {"bias-infinite": {"bias": hidden}, "negative-scale": {"scale": -0.2}}
 
 
-def check_all(sizes, seed, function):
-    operands, sets = cases.operands(sizes, seed=seed), arguments(sizes)
-    found = jax.jit(lambda *x: {name: function(*x, **some) for name, some in sets.items()})(
-        *operands
-    )
-    for name, (y, sums) in found.items():
+def pulled(q, k, v, dy, attention=pinned, **options):
+    """The result, the log-sum-exps, and the cotangents of q, k, v and the bias."""
+    moving = (q, k, v, options.pop("bias")) if "bias" in options else (q, k, v)
+    of = functools.partial(attention, return_residual=True, **options)
+    y, pull, sums = jax.vjp(of, *moving, has_aux=True)
+    return y, sums, pull(dy)
+
+
+def check_all(sizes, attention=pinned):
+    operands, dy, sets = cases.operands(sizes), cases.operands(sizes, seed=1)[0], arguments(sizes)
+    run = {name: functools.partial(pulled, attention=attention, **x) for name, x in sets.items()}
+    results = jax.jit(lambda *x: {name: one(*x) for name, one in run.items()})(*operands, dy)
+    for name, (y, sums, (*found, last)) in results.items():
         truth = flash_cases.truth(operands, "float32", **sets[name])
         check(y, truth.result(), name)
         lengths = sets[name].get("query_seq_lengths", np.full(sizes.B, sizes.T))
         rows = np.arange(sizes.T) < np.reshape(lengths, (-1, 1, 1))
-        want = np.where(rows, truth.log_sum_exp, -np.inf)
+        want = np.where(rows, truth.log_sum_exp, -np.inf).swapaxes(1, 2)
         np.testing.assert_allclose(sums, want, rtol=2e-6, atol=2e-5, err_msg=name)
+        want = truth.gradients(dy)
+        if "bias" in sets[name]:
+            shared = tuple(i for i, size in enumerate(last.shape) if size == 1)
+            total = [part.sum(shared, keepdims=True) for part in want["scores"]]
+            check(last, total, f"{name}: dbias")
+        else:
+            found.append(last)
+        for letter, x in zip("qkv", found, strict=True):
+            check(x, want[letter], f"{name}: d{letter}")
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_kernels(hopper, name):
-    sizes = SIZES[name]
-    text = jax.jit(attend).lower(*cases.operands(sizes)).as_text()
+    text = jax.jit(pinned).lower(*cases.operands(SIZES[name])).as_text()
     assert "@jaxkernels_attention" in text
-    check_all(sizes, 0, attend)
+    check_all(SIZES[name])
 
 
 def test_kernels_on_slices(hopper):
     """Slices that XLA passes in place begin at any element."""
-    sizes = SIZES["odd-depth"]
 
-    def of_slices(q, k, v, **options):
-        wide = (jax.numpy.pad(x, ((1, 0), (0, 0), (0, 0), (0, 0))) for x in (q, k, v))
-        return attend(*(jax.lax.optimization_barrier(x)[1:] for x in wide), **options)
+    def of_slices(q, k, v, *bias, **options):
+        wide = (jnp.pad(x, ((1, 0), (0, 0), (0, 0), (0, 0))) for x in (q, k, v))
+        return pinned(*(jax.lax.optimization_barrier(x)[1:] for x in wide), *bias, **options)
 
-    check_all(sizes, 1, of_slices)
+    check_all(SIZES["odd-depth"], of_slices)
 
 
-def test_plain_form():
-    """Other devices compute the same results."""
+def test_plain_form_in_their_place(monkeypatch):
+    """The rules of the primitives, with the same residuals."""
     if jax.default_backend() == "gpu":
         pytest.skip("the kernels run here")
-    check_all(SIZES["shallow"], 0, attend)
-
-
-def gradients(q, k, v, dy, **options):
-    """The cotangents of q, k and v by the kernels; options are those of `attend`, with a positive scale."""
-    names = ("bias", "mask", "query_seq_lengths", "key_value_seq_lengths")
-    given = checks.as_operands(q, k, v, *(options.get(name) for name in names))
-    band = band_of(
-        options.get("is_causal", False), options.get("local_window_size"), from_end=False
-    )
-    call = Call(given.names(), options.get("scale", heads.default_scale(q.shape[-1])), band)
-    y, rows = tensor_cores.kernel_form(call, present(given))
-    return tensor_cores.kernel_backward(call, [*present(given), y, rows, dy])
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_gradients(hopper, name):
-    sizes = SIZES[name]
-    operands, dy = cases.operands(sizes), cases.operands(sizes, seed=1)[0]
-    sets = {key: x for key, x in arguments(sizes).items() if x.get("scale", 1) > 0}
-    run = jax.jit(lambda *x: {key: gradients(*x, **some) for key, some in sets.items()})
-    for key, found in run(*operands, dy).items():
-        want = flash_cases.truth(operands, "float32", **sets[key]).gradients(dy)
-        for letter, x in zip("qkv", found[:3], strict=True):
-            check(x, want[letter], f"{key}: d{letter}")
-        for x in found[3:]:
-            shared = tuple(i for i, size in enumerate(x.shape) if size == 1)
-            total = [part.sum(shared, keepdims=True) for part in want["scores"]]
-            check(x, total, f"{key}: dbias")
+    flash_cases.take_flash(monkeypatch)
+    check_all(SIZES["shallow"])
 
 
 @pytest.mark.parametrize("name", attention_pairs.NAMES)
@@ -126,8 +106,8 @@ def test_errors_of_gradients(hopper, name):
     *given, bias = attention_pairs.operands(name, 512, np.random.default_rng(1))
     scale = 1 / math.sqrt(given[0].shape[1])
     want, single = (attention_pairs.exact(*given, scale, bias, t) for t in (np.float64, np.float32))
-    options = {} if bias is None else {"bias": bias}
-    found = jax.jit(gradients)(*(x[None, :, None] for x in given), **options)
+    options = {} if bias is None else {"bias": bias[None, None]}
+    _, _, found = jax.jit(pulled)(*(x[None, :, None] for x in given), **options)
     for key, x in zip(("dQ", "dK", "dV", "dBias"), found, strict=False):
         own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
         mine, theirs = (attention_pairs.errors(y, want[key]) for y in (own, single[key]))
@@ -144,10 +124,100 @@ def test_errors(hopper, name, length):
     given = q[:256], k, v, do[:256], 1 / math.sqrt(q.shape[1]), None if bias is None else bias[:256]
     want, single = (attention_pairs.exact(*given, t)["O"] for t in (np.float64, np.float32))
     heads_of = [x[None, :, None] for x in (q[:256], k, v)]
-    y, _ = jax.jit(attend)(*heads_of, **({} if bias is None else {"bias": bias[:256]}))
+    y = jax.jit(pinned)(*heads_of, **({} if bias is None else {"bias": bias[:256]}))
     mine, theirs = (attention_pairs.errors(x, want) for x in (np.asarray(y)[0, :, 0], single))
     assert mine[0] <= max(1.05 * theirs[0], 5e-7), (mine, theirs)
     assert mine[1] <= max(2 * theirs[1], 5e-6), (mine, theirs)
+
+
+# Functions of q, k, v (2, 1024, 4, 64) and a bias whose programs keep no scores, and the calls in each.
+LARGE = Sizes(2, 1024, 1024, 4, 4, 64)
+attention = jk.dot_product_attention
+
+
+def loss(function):
+    return lambda *x: jnp.sum(jnp.sin(function(*x)))
+
+
+def gradient(function, *at):
+    return jax.grad(loss(function), at or (0, 1, 2))
+
+
+def over_shards(q, k, v, b):
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    specs = (P("a"),) * 3 + (P(),)
+    return jax.shard_map(attention, mesh=mesh, in_specs=specs, out_specs=P("a"))(q, k, v, b)
+
+
+def scanned(q, k, v, b):
+    return jax.lax.scan(lambda x, _: (attention(x, k, v, b), None), q, length=3)[0]
+
+
+KEEPING_NONE = {
+    "value": (attention, 1),
+    "gradient": (gradient(attention, 0, 1, 2, 3), 2),
+    "causal": (gradient(functools.partial(attention, is_causal=True)), 2),
+    "window": (gradient(functools.partial(attention, local_window_size=9)), 2),
+    "residual": (functools.partial(attention, return_residual=True), 1),
+    "scale": (lambda q, k, v, b: jax.grad(lambda s: loss(attention)(q * s, k, v))(-1.0), 2),
+    "remat": (gradient(jax.checkpoint(attention), 3), 3),
+    "scan": (gradient(scanned), 2),
+    "vmap": (gradient(jax.vmap(attention, (3, 0, 0, None), 3), 0, 1, 2, 3), 2),
+    "vmap of gradients": (jax.vmap(gradient(attention), (0, 0, 0, None)), 2),
+    "shard_map": (gradient(over_shards), 2),
+    "flax": (gradient(flax_attention, 0, 1, 2, 3), 2),
+    "narrow bias": (lambda *x: gradient(attention, 3)(*x[:3], x[3].astype(jnp.bfloat16)), 2),
+}
+KEEPING_SCORES = {
+    "forward mode": lambda *x: jax.jvp(attention, x, x),
+    "second order": gradient(lambda *x: gradient(attention, 0)(*x)[0], 1),
+    "bias of keys": lambda q, k, v, b: gradient(attention, 3)(q, k, v, b[:, :, :1]),
+    "softmax": functools.partial(attention, implementation="ffi"),
+    "mean": functools.partial(attention, empty_rows="mean"),
+}
+
+
+def operands_of(name):
+    """Abstract operands; a mapped dimension is the last one of q, and the first one of k and v."""
+    shapes = [(2, 1024, 4, 64)] * 3
+    if name.startswith("vmap"):
+        shapes = [(3, *shape) for shape in shapes]
+    if name == "vmap":
+        shapes[0] = (2, 1024, 4, 3, 64)
+    shapes.append((1, 4, 1024, 1024))
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def text_for_cuda(function, *operands):
+    return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def largest_array(text):
+    shapes = re.findall(r"tensor<((?:\d+x)+)f32>", text)
+    return max(math.prod(map(int, shape[:-1].split("x"))) for shape in shapes)
+
+
+@pytest.mark.parametrize("name", [*KEEPING_NONE, *KEEPING_SCORES])
+def test_programs(monkeypatch, name):
+    """Lowered for a GPU on any machine, also under x64 and strict promotion."""
+    if jax.default_backend() != "gpu":
+        flash_cases.take_hopper(monkeypatch)
+    function, calls = KEEPING_NONE.get(name, (KEEPING_SCORES.get(name), None))
+    text = text_for_cuda(function, *operands_of(name))
+    scores = 2 * 4 * 1024 * 1024
+    assert (largest_array(text) < scores) == (calls is not None)
+    if calls is not None:
+        assert len(re.findall(r"custom_call @jaxkernels_attention", text)) == calls
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+            assert largest_array(text_for_cuda(function, *operands_of(name))) < scores
+
+
+def test_memory(hopper):
+    """XLA's analysis of the pair bias of AlphaFold, whose scores take 906 MB."""
+    shapes = [(384, 384, 4, 32)] * 3 + [(1, 4, 384, 384)]
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    for function in (attention, jax.grad(loss(attention), (0, 1, 2, 3))):
+        assert memory_stats.stats(function, *given).temp_size_in_bytes < 180e6
 
 
 def compiled(tmp_path, source, *flags):
@@ -201,19 +271,45 @@ def test_simulated_kernels(tmp_path):
         assert found.returncode == 0, f"{case}: {found.stdout}"
 
 
-def test_calls_have_the_attributes_that_the_handlers_read():
-    """Lowered for a GPU on any machine."""
-    read = set(
-        re.findall(r'Attr<\S+>\("(\w+)"\)', (ROOT / "ffi/attention/handlers.cc").read_text())
-    )
+def test_calls_have_the_attributes_that_the_handlers_read(monkeypatch):
+    handlers = (ROOT / "ffi/attention/handlers.cc").read_text()
+    read = set(re.findall(r'Attr<\S+>\("(\w+)"\)', handlers))
+    if jax.default_backend() != "gpu":
+        flash_cases.take_hopper(monkeypatch)
     sizes = SIZES["grouped"]
-    operands = (*cases.operands(sizes), cases.operands(sizes)[0])
-    program = jax.jit(lambda *x: gradients(*x, **cases.arguments(sizes)["everything"]))
-    text = program.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-    calls = re.findall(r"@(jaxkernels_\w+)\(.*?\) \{.*?backend_config = \{(.*?)\}", text)
+    given = (*cases.operands(sizes), cases.operands(sizes)[0])
+    run = functools.partial(pulled, **cases.arguments(sizes)["everything"])
+    calls = re.findall(
+        r"@(jaxkernels_att\w+)\(.*?\) \{.*?backend_config = \{(.*?)\}", text_for_cuda(run, *given)
+    )
     assert {target for target, _ in calls} == set(registry.ATTENTION_TARGETS)
     for _, attributes in calls:
         assert set(re.findall(r"(\w+) = ", attributes)) == read
+
+
+WRONG = {
+    "dtype": (("bfloat16", 64), {}, "multiply float32, not bfloat16"),
+    "dtype without kernels": (("complex64", 64), {}, "kernels exist for"),
+    "depth": (("float32", 136), {}, "depths up to 128"),
+    "mean": (("float32", 64), {"empty_rows": "mean"}, "give 0"),
+    "bias": (("float32", 64), {"bias": np.zeros((8, 8), np.float64)}, "rounded to float32"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_pinned(name):
+    (dtype, depth), options, message = WRONG[name]
+    x = jnp.zeros((1, 8, 2, depth), dtype)
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(functools.partial(pinned, **options), x, x, x)
+
+
+def test_platforms_that_cannot_be_pinned():
+    x = jnp.zeros((1, 8, 2, 8))
+    for platform, why in (("tpu", "not on .tpu."), ("cuda", "built without CUDA|Reinstall")):
+        if platform == "tpu" or not registry.has_kernels("cuda"):
+            with pytest.raises(NotImplementedError, match=f"ffi_flash.*({why})"):
+                jax.jit(pinned).trace(x, x, x).lower(lowering_platforms=(platform,))
 
 
 H200 = devices.limits_of("h200")

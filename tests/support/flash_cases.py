@@ -1,7 +1,7 @@
 """Calls of attention that take the primitives of flash attention, at any size and without a GPU.
 
-On a GPU cuDNN runs them. Elsewhere the machine is an H200 by name. A CPU lowers the primitives as CUDA devices do, for a model
-of cuDNN.
+On a GPU cuDNN and our kernels run them. Elsewhere the machine is an H200 by name. A CPU lowers the primitives as CUDA devices do,
+for a model of cuDNN, and for the plain form in the place of our kernels.
 """
 
 import attention_cases
@@ -11,9 +11,10 @@ import numpy as np
 from jax._src.interpreters import mlir
 from oracle import storage
 
-from jaxkernels._attention import choice, flash
+from jaxkernels._attention import choice, flash, plain, tensor_cores
+from jaxkernels._core import devices, registry
 
-H200 = choice.Machine("h200", 90, 91002)
+H200 = choice.Machine(devices.limits_of("h200"), 91002)
 DTYPES = ("bfloat16", "float16")
 Sizes = attention_cases.Sizes
 
@@ -27,13 +28,22 @@ SIZES = {
 
 
 def take_flash(monkeypatch):
-    """Chooses cuDNN wherever it serves."""
+    """Chooses cuDNN and our kernels wherever they serve."""
     monkeypatch.setattr(choice, "_is_faster_in_cudnn", lambda problem: True)
+    monkeypatch.setattr(choice, "LEAST_SCORES", 0)
     if jax.default_backend() != "gpu":
-        monkeypatch.setattr(choice, "this_machine", lambda: H200)
+        take_hopper(monkeypatch)
+        for operation in ("forward", "backward"):
+            monkeypatch.setattr(tensor_cores, operation, getattr(plain, operation))
     rules = mlir._platform_specific_lowerings
     for primitive in (flash.attention_p, flash.backward_p):
         monkeypatch.setitem(rules["cpu"], primitive, rules["cuda"][primitive])
+
+
+def take_hopper(monkeypatch):
+    """Traces and lowers on a machine without a GPU as on one with an H200."""
+    monkeypatch.setattr(choice, "this_machine", lambda: H200)
+    monkeypatch.setattr(registry, "has_kernels", lambda platform: platform in ("cpu", "cuda"))
 
 
 def arguments(sizes, dtype, seed=0):

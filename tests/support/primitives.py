@@ -2,7 +2,6 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -63,15 +62,15 @@ def _every_primitive():
 def _flash_attention():
     """Its forward direction, its tangent, and what is its transpose."""
     call = Call(MOVING, 0.5, Band(None, 0, from_end=False), keeps_sums=True, moving=("q",))
-    q, k, y = (normal(2, 4, 2, 8).astype(jnp.bfloat16) for _ in range(3))
-    sums = normal(2, 2, 4)
-    for primitive, others in (
-        (flash.attention_p, ()),
-        (flash.tangent_p, (sums, y, q)),
-        (flash.backward_p, (sums, y, y)),
-    ):
-        run = functools.partial(primitive.bind, call=call)
-        yield pytest.param(primitive.name, run, [q, k, k, *others], id=primitive.name)
+    for dtype, sums in (("bfloat16", normal(2, 2, 4)), ("float32", normal(2, 2, 4, 2))):
+        q, k, y = (normal(2, 4, 2, 8).astype(dtype) for _ in range(3))
+        for primitive, others in (
+            (flash.attention_p, ()),
+            (flash.tangent_p, (sums, y, q)),
+            (flash.backward_p, (sums, y, y)),
+        ):
+            name, run = primitive.name, functools.partial(primitive.bind, call=call)
+            yield pytest.param(name, run, [q, k, k, *others], id=f"{name}-{dtype}")
 
 
 EVERY_PRIMITIVE = list(_every_primitive())
