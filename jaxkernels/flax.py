@@ -116,9 +116,9 @@ def dot_product_attention(
             i - left <= j <= i + right, counted from the first.
         empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
             values, as in Flax.
-        implementation: None chooses; on a GPU, cuDNN can compute 16-bit calls, as in
-            `jaxkernels.dot_product_attention`. "ffi" runs our softmax, and raises an error if it has no
-            kernel. "xla" runs plain JAX.
+        implementation: None chooses; on a GPU, cuDNN can compute 16-bit calls and our kernels without
+            scores float32 calls, as in `jaxkernels.dot_product_attention`. "ffi" runs our softmax, and
+            raises an error if it has no kernel. "xla" runs plain JAX.
 
     Returns:
         Array of shape (..., q, heads, value_depth) and the dtype of the computation.

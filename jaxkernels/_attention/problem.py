@@ -37,7 +37,7 @@ class Operands(NamedTuple):
         return (batch, t, s, heads, key_heads, depth)
 
 
-# The operands with gradients in flash attention. That of a bias comes from the plain form in 16 bits.
+# The operands with gradients in flash attention. In 16 bits the plain form computes that of a bias.
 MOVING = ("q", "k", "v")
 # Finite values that cuDNN adds to masked scores, as in jax.nn; the exponential becomes 0. A bias of this
 # value or less masks a score too.
