@@ -131,7 +131,8 @@ def plan_attention(
         if why_not:
             why = f"{why}, but gradients do: {why_not}"
         else:
-            scratch = tensor_cores.plan(problem.shape, limits, backward=True).scratch_bytes
+            of_gradients = tensor_cores.plan(problem.shape, limits, backward=True)
+            scratch = max(scratch, of_gradients.scratch_bytes)
     return AttentionPlan(
         implementation=implementation,
         why=why,

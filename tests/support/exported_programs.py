@@ -56,6 +56,19 @@ def product(a, b, c):
     return jk.sgemm(a, b, c, alpha=0.5, beta=-1.0)
 
 
+def attention(q, k, v, bias, dy, *, of):
+    """Its value and gradients by the kernels without scores, for the GPUs that have them alone."""
+    y, pull = jax.vjp(of, q, k, v, bias)
+    return y, pull(dy)
+
+
+def plain_attention(q, k, v, bias):
+    """The same by plain JAX."""
+    x = jax.numpy.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5 + bias
+    seen = np.tri(*x.shape[2:], dtype=bool)
+    return jax.numpy.einsum("bnts,bsnh->btnh", jax.nn.softmax(x, where=seen), v)
+
+
 def operands():
     """The operands of each program, by its name."""
     rng = np.random.default_rng(0)
@@ -66,13 +79,20 @@ def operands():
         "rows": (3 * normal(2, 5, 40), mask, normal(2, 5, 40), rng.integers(0, 40, (2, 5))),
         "row_parts": (3 * normal(5, 40),),
         "product": (normal(3, 5, 24), normal(3, 24, 6), normal(3, 5, 6)),
+        "attention": (
+            *(normal(2, 40, 3, 64) for _ in "qkv"),
+            normal(3, 40, 40),
+            normal(2, 40, 3, 64),
+        ),
     }
 
 
+ATTENTION = functools.partial(jk.dot_product_attention, is_causal=True, implementation="ffi_flash")
 PROGRAMS = {
     "rows": rows,
     "row_parts": functools.partial(in_parts, "log_softmax_fwd"),
     "product": product,
+    "attention": functools.partial(attention, of=ATTENTION),
 }
 
 
@@ -84,6 +104,8 @@ def truth(name, *operands):
             return plain_rows(*wide)
         if name == "row_parts":
             return jax.nn.log_softmax(*wide)
+        if name == "attention":
+            return attention(*wide, of=plain_attention)
         a, b, c = wide
         return 0.5 * (a @ b) - c
 
@@ -93,8 +115,9 @@ def main():
         raise SystemExit("jaxkernels was built without CUDA")
     jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine
     for name, program in PROGRAMS.items():
+        platforms = ("cuda",) if name == "attention" else PLATFORMS
         exported = jax.export.export(
-            jax.jit(program), platforms=PLATFORMS, disabled_checks=jk.export_checks()
+            jax.jit(program), platforms=platforms, disabled_checks=jk.export_checks()
         )(*operands()[name])
         (FOLDER / f"{jk.__version__}_{name}.bin").write_bytes(exported.serialize())
 
