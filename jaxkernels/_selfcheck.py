@@ -1,4 +1,4 @@
-"""The self-test of ``python -m jaxkernels``: problems of `verify` for each row operation and product.
+"""The self-test of ``python -m jaxkernels``: problems of `verify` for rows, products and attention.
 
 Owns: which problems. They run through the public functions under jit, so that a pass means that a user's
 program works, by our kernels and not by XLA's. A CPU's matrix products are XLA's own.
@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxkernels._attention import tensor_cores
 from jaxkernels._core import devices, registry, validate
 from jaxkernels.verify import draw
 from jaxkernels.verify.families import family_of, losses
@@ -43,6 +44,7 @@ _ROW_CASES = (
 # second) in two ways; both end within a tile. The rest run each form of `thin`: small n, with the
 # other operand K-major; small m, with the other one MN-major; small k.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45), (37, 129, 3), (3, 132, 37), (67, 33, 45))
+_ATTENTION = {"sizes": [2, 130, 257, 4, 2, 40], "mask": [1, 4, 1, 257], "bias": [1, 4, 130, 257]}
 _FACTORS = {"labels": "mk,kn->mn", "flags": [False] * 2, "has_c": True, "alpha": 0.5, "beta": -2.0}
 
 
@@ -65,6 +67,9 @@ def problems(platform: str) -> Iterator[Problem]:
         for m, k, n in _PRODUCTS:
             shapes = {"shapes": [[m, k], [k, n]]}
             yield problem("sgemm", "float32", rung, "value", _FACTORS | shapes)
+    if on_cuda and not tensor_cores.why_not(_ATTENTION["sizes"], devices.limits_of(None)):
+        options = {**_ATTENTION, "lengths": [], "arguments": {"is_causal": True}}
+        yield problem("dot_product_attention", "float32", "ffi_flash", "vjp", options)
 
 
 def _calls_kernels(problem: Problem, target: str) -> bool:
@@ -74,7 +79,7 @@ def _calls_kernels(problem: Problem, target: str) -> bool:
         program = jax.jit(family_of(problem.operation).core(problem))
         text = program.lower({name: x[0] for name, x in operands.items()}).as_text()
     is_one = problem.derivative == "value" or problem.options.get("reduction") == "sum"
-    return text.count(f"@{target}(") >= (1 if is_one else 2)
+    return text.count(f"@{target}") >= (1 if is_one else 2)
 
 
 def run(platform: str) -> list[Outcome]:
@@ -86,8 +91,10 @@ def run(platform: str) -> list[Outcome]:
     with jax.default_device(jax.devices(platform)[0]):
         for problem in problems(platform):
             (outcome,) = outcomes([problem], 1)
-            is_product = problem.operation == "sgemm"
-            target = registry.SGEMM_TARGET if is_product else registry.ROWS_TARGET
+            target = {
+                "sgemm": registry.SGEMM_TARGET,
+                "dot_product_attention": registry.ATTENTION_TARGET,
+            }.get(problem.operation, registry.ROWS_TARGET)
             has_target = target in registry.TARGETS[platform] and not outcome.failures
             if has_target and not _calls_kernels(problem, target):
                 why = (0, "the program does not call the target")

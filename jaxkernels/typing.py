@@ -47,9 +47,9 @@ Implementation: TypeAlias = Literal["ffi", "xla"]
 OtherDtypes: TypeAlias = Literal["xla"]
 """The implementation of products that have no kernel."""
 
-AttentionImplementation: TypeAlias = Literal["ffi", "ffi_flash", "xla", "cudnn"]
-"""The implementation of `dot_product_attention`: "ffi" is our softmax, "ffi_flash" our kernels that keep no
-scores, "xla" jax.nn's function and "cudnn" cuDNN's flash attention."""
+AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn", "ffi_flash"]
+"""The implementation of `dot_product_attention`: "ffi" is our softmax, "xla" is jax.nn's, "cudnn" is cuDNN's,
+"ffi_flash" is our float32 kernels that store no scores."""
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 """The reduction of the losses of rows."""

@@ -88,7 +88,11 @@ def test_hints_can_be_read_and_no_choice_is_any_text(name):
 def test_tables_of_the_checks_are_these_types():
     """`validate` makes its own from the types."""
     args = typing.get_args
-    assert args(choices.AttentionImplementation) == (*validate.IMPLEMENTATIONS, "cudnn")
+    assert args(choices.AttentionImplementation) == (
+        *validate.IMPLEMENTATIONS,
+        "cudnn",
+        "ffi_flash",
+    )
     assert args(choices.Operation) == tuple(contract.OPERATIONS)
 
 
@@ -108,7 +112,7 @@ def test_tables_of_the_extension_module_are_these_types():
 def test_the_stub_has_the_fields_of_plans():
     stub = ast.parse((ROOT / "jaxkernels" / "_cpu.pyi").read_text())
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
-    for plan in (_cpu.SgemmPlan, _cpu.SoftmaxPlan, _cpu.DeviceLimits):
+    for plan in (_cpu.SgemmPlan, _cpu.SoftmaxPlan, _cpu.AttentionKernelPlan, _cpu.DeviceLimits):
         body = classes[plan.__name__].body
         in_stub = {ast.unparse(x.target) for x in body if isinstance(x, ast.AnnAssign)}
         in_stub |= {x.name for x in body if isinstance(x, ast.FunctionDef)}

@@ -322,7 +322,7 @@ OF_JAX_NN = (
 )
 GROUPED_HEADS = (
     *OF_JAX_NN,
-    ({"implementation": "tpu"}, ValueError, "'ffi', 'xla', 'cudnn'.*'tpu'"),
+    ({"implementation": "tpu"}, ValueError, "'ffi', 'xla', 'cudnn', 'ffi_flash'.*'tpu'"),
     ({"empty_rows": "nan"}, ValueError, "'zero', 'mean'.*'nan'"),
     ({"empty_rows": "zero", "implementation": "xla"}, ValueError, "'zero'"),
     ({"empty_rows": "mean", "implementation": "cudnn"}, ValueError, "'mean'"),

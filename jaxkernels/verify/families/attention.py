@@ -1,4 +1,4 @@
-"""dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU by cuDNN too, where it serves."""
+"""dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU also without scores, where that serves."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ class Attention(Family):
             full = [batch, heads, t, s]
             options[name] = drawn_sizes(full, rng, 0.4) if rng.random() <= chance else None
         options["lengths"] = [name for name in _LENGTHS if rng.random() < 0.2]
-        # The default never chooses cuDNN for programs of these sizes.
-        if not _cudnn_serves(dtype, options) or rng.random() < 0.3:
+        # The default stores scores in programs of these sizes.
+        how = _without_scores(dtype, options)
+        if how is None or rng.random() < 0.3:
             return options, None
         given.pop("empty_rows", None)
-        return options, "cudnn"
+        return options, how
 
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, dtype = problem.options, storage(problem.dtype)
@@ -106,8 +107,8 @@ class Attention(Family):
         return found
 
 
-def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
-    """Whether cuDNN can compute a problem on this machine."""
+def _without_scores(dtype: str, options: dict[str, Any]) -> str | None:
+    """The implementation that can compute a problem on this machine without scores; None if none can."""
     given = options["arguments"]
     window = given.get("local_window_size")
     window = tuple(window) if isinstance(window, list) else window
@@ -120,4 +121,7 @@ def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
         band=band_of(given.get("is_causal", False), window, from_end=False),
         scale=given.get("scale", 1.0),
     )
-    return not choice.why_not_cudnn(asked, choice.this_machine())
+    machine = choice.this_machine()
+    if dtype == "float32":
+        return None if choice.why_not_kernels(asked, machine and machine.limits) else "ffi_flash"
+    return None if choice.why_not_cudnn(asked, machine) else "cudnn"
