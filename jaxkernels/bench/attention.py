@@ -8,8 +8,8 @@
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel.
-* With ``--drawn N``, instead of these: 16-bit layers of random sizes (``attention_sizes``). Is the default the
-  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one.
+* With ``--drawn N``, instead of these: layers of random sizes (``attention_sizes``). Is the default the
+  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi``, ``ffi_flash`` and ``xla`` name one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CPU_SHAPES: _Shapes = {
 _DEPTH = 64
 SIZES = ("batch", "heads", "length", "depth")
 # Implementations of drawn layers.
-NAMED = ("cudnn", "ffi", "xla")
+NAMED = ("cudnn", "ffi", "ffi_flash", "xla")
 # The default counts as too slow above this multiple of the best time.
 TOLERANCE = 1.03
 
@@ -139,7 +139,9 @@ def _our_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
     keyword = {"padding": "mask", "lengths": "key_value_seq_lengths"}.get(kind, kind)
     given: dict[str, Any] = dict(zip((keyword,), arrays[3:], strict=False))
     how = {"is_causal": kind == "causal", "implementation": implementation}
-    return jk.dot_product_attention(*arrays[:3], **how, **given)
+    precision = "highest" if arrays[0].dtype == jnp.float32 else "default"  # of jax.nn's products
+    with jax.default_matmul_precision(precision):
+        return jk.dot_product_attention(*arrays[:3], **how, **given)
 
 
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
@@ -154,15 +156,16 @@ _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
-    """The contenders of a group; cuDNN has no float32."""
-    found = _CONTENDERS[case["group"]]
-    return [name for name in found if name != "cudnn" or case["dtype"] != "float32"]
+    """The contenders of a group; cuDNN has no float32, and `ffi_flash` nothing else."""
+    lacks = "cudnn" if case["dtype"] == "float32" else "ffi_flash"
+    return [name for name in _CONTENDERS[case["group"]] if name != lacks]
 
 
 def _path(function: Function, arguments: Arguments) -> str:
     """The implementation that a program runs."""
     text = programs.compiled_text(function, arguments)
-    return "cudnn" if "__cudnn$fmha" in text else "ffi" if "jaxkernels_row" in text else "xla"
+    marks = {"cudnn": "__cudnn$fmha", "ffi_flash": "jaxkernels_attention", "ffi": "jaxkernels_row"}
+    return next((name for name, mark in marks.items() if mark in text), "xla")
 
 
 def program(case: Case, name: str) -> Program:
@@ -277,7 +280,11 @@ SUITE = Suite(
         "direction": DIRECTIONS,
     },
     options={
-        "--drawn": {"type": int, "metavar": "N", "help": "N layers of drawn sizes, nothing else"},
+        "--drawn": {
+            "type": int,
+            "metavar": "N",
+            "help": "N layers of drawn sizes for 16 bits and float32 each",
+        },
         "--seed": seeded("draws them", tuning=1, published=2, metavar="S"),
         "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
         "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),

@@ -25,16 +25,21 @@ _PART = 5
 
 
 def drawn_cases(count: int, seed: int) -> Iterable[Case]:
-    """Random cases, alternately forward and with gradients."""
-    draw = random.Random(seed)
+    """Random cases, alternately forward and with gradients: all in 16 bits, then the same in float32."""
+    for is_wide in (False, True):
+        yield from _cases(count, random.Random(seed), is_wide)
+
+
+def _cases(count: int, draw: random.Random, is_wide: bool) -> Iterable[Case]:
     for i in range(count):
         (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
         sizes = _sizes(draw, _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES)
         if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
             sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
         dtype = "bfloat16" if draw.random() < 0.7 else "float16"
-        about = {"group": "drawn", "dtype": dtype, "direction": ("fwd", "both")[i % 2]}
-        yield {**about, "kind": kind, **sizes, "part": i // _PART}
+        about = {"group": "drawn", "dtype": "float32" if is_wide else dtype}
+        about |= {"direction": ("fwd", "both")[i % 2], "kind": kind}
+        yield {**about, **sizes, "part": i // _PART + count * is_wide}
 
 
 def _sizes(draw: random.Random, most: int) -> dict[str, int]:

@@ -49,7 +49,7 @@ OTHERS |= set() if ON_CPU else {"default"}  # the precision of products, which i
 # Their loss of 16-bit logits has 16 bits.
 TORCH = {"torch", "compiled"}
 # A CPU has none of these, and no XLA product of float16 that sums in float32.
-REFUSED = {"cudnn", "tf32", "tf32_x3", "bf16_x6"}
+REFUSED = {"cudnn", "ffi_flash", "tf32", "tf32_x3", "bf16_x6"}
 
 
 def assert_contenders_agree(called):
@@ -136,6 +136,7 @@ CELLS = [
     ("linear_loss", 3, 0x21922C54),
     ("attention", 68, 0x3FF4A6C9),
     ("attention --drawn 30 --seed 2 --dtypes float16 bfloat16", 30, 0xA301B9AA),
+    ("attention --drawn 30 --seed 2 --dtypes float32", 30, 0xB20C953D),
     ("sgemm", 31, 0xFC6BF385),
     ("sgemm --groups families peers", 11, 0x991C84C6),
     ("sgemm --drawn 60 --seed 3", 60, 0x508E3053),

@@ -139,11 +139,11 @@ of ours
 float32 fwd causal 1 8 2 4 4.000 1.000 2.000 2.00 0.50 ffi
 XLA's float32 at the highest precision; cuDNN has no float32
 attention: attention of drawn sizes
-kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms xla \
-ms over best
-bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 1600.000 1.250
-bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - 1.030
-bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - -
+kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms \
+ffi_flash ms xla ms over best
+bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 - 1600.000 1.250
+bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - - 1.030
+bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - - -
 default of the best of 2 cases: geometric mean 0.881, worst 0.800 (drawn bias fwd float16 \
 3x9x9x4x2x8), 1 below 0.971
 sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
