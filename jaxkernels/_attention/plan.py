@@ -126,13 +126,8 @@ def plan_attention(
     implementation, why = choice.choose(problem, choice.Machine(limits, version or None))
     scratch = 0
     if implementation == "ffi_flash":
-        scratch = tensor_cores.plan(problem.shape, limits).scratch_bytes
-        why_not = tensor_cores.why_not(problem.shape, limits, backward=True)
-        if why_not:
-            why = f"{why}, but gradients do: {why_not}"
-        else:
-            of_gradients = tensor_cores.plan(problem.shape, limits, backward=True)
-            scratch = max(scratch, of_gradients.scratch_bytes)
+        plans = (tensor_cores.plan(problem.shape, limits, backward=x) for x in (False, True))
+        scratch = max(found.scratch_bytes for found in plans)
     return AttentionPlan(
         implementation=implementation,
         why=why,

@@ -29,10 +29,10 @@ def plan(
     return registry.cpu_module.plan_attention_kernel(*sizes, sizes[-1], limits, backward)
 
 
-def why_not(sizes: Sequence[Any], limits: DeviceLimits, *, backward: bool = False) -> str:
-    """The reason why no kernel serves sizes (B, T, S, N, K, H); empty if one does."""
+def why_not(sizes: Sequence[Any], limits: DeviceLimits) -> str:
+    """The reason why no kernels serve sizes (B, T, S, N, K, H); empty if they do."""
     try:
-        plan(sizes, limits, backward=backward)
+        plan(sizes, limits)
     except ValueError as error:
         return str(error)
     return ""
@@ -46,7 +46,7 @@ def why_not_lowered(call: Call, avals: Sequence[Any], *, backward: bool) -> str:
     sizes = given.sizes()
     if backward and "bias" in call.moving and given.bias.shape[2:] != sizes[1:3]:
         return "the gradient of a bias that queries or keys share keeps scores"
-    return why_not(sizes, devices.limits_of(None), backward=backward)
+    return why_not(sizes, devices.limits_of(None))
 
 
 def forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:

@@ -101,33 +101,25 @@ def test_plain_form_in_their_place(monkeypatch):
     check_all(SIZES["shallow"])
 
 
-@pytest.mark.parametrize("name", attention_pairs.NAMES)
-def test_errors_of_gradients(hopper, name):
-    *given, bias = attention_pairs.operands(name, 512, np.random.default_rng(1))
-    scale = 1 / math.sqrt(given[0].shape[1])
-    want, single = (attention_pairs.exact(*given, scale, bias, t) for t in (np.float64, np.float32))
-    options = {} if bias is None else {"bias": bias[None, None]}
-    _, _, found = jax.jit(pulled)(*(x[None, :, None] for x in given), **options)
-    for key, x in zip(("dQ", "dK", "dV", "dBias"), found, strict=False):
-        own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
-        mine, theirs = (attention_pairs.errors(y, want[key]) for y in (own, single[key]))
-        assert mine[0] <= max(1.05 * theirs[0], 5e-7), (key, mine, theirs)
-
-
 @pytest.mark.parametrize("length", [512, 8192])
 @pytest.mark.parametrize("name", attention_pairs.NAMES)
 def test_errors(hopper, name, length):
     """Relative errors are those of float32 for any distribution of the operands."""
-    if length > 2048 and name not in attention_pairs.LONG:
+    if length > 512 and name not in attention_pairs.LONG:
         pytest.skip("the length matters for few distributions")
     q, k, v, do, bias = attention_pairs.operands(name, length, np.random.default_rng(1))
-    given = q[:256], k, v, do[:256], 1 / math.sqrt(q.shape[1]), None if bias is None else bias[:256]
-    want, single = (attention_pairs.exact(*given, t)["O"] for t in (np.float64, np.float32))
-    heads_of = [x[None, :, None] for x in (q[:256], k, v)]
-    y = jax.jit(pinned)(*heads_of, **({} if bias is None else {"bias": bias[:256]}))
-    mine, theirs = (attention_pairs.errors(x, want) for x in (np.asarray(y)[0, :, 0], single))
-    assert mine[0] <= max(1.05 * theirs[0], 5e-7), (mine, theirs)
-    assert mine[1] <= max(2 * theirs[1], 5e-6), (mine, theirs)
+    q, do, bias = q[:512], do[:512], None if bias is None else bias[:512]
+    scale = 1 / math.sqrt(q.shape[1])
+    want, single = (
+        attention_pairs.exact(q, k, v, do, scale, bias, t) for t in (np.float64, np.float32)
+    )
+    options = {} if bias is None else {"bias": bias[None, None]}
+    y, _, found = jax.jit(pulled)(*(x[None, :, None] for x in (q, k, v, do)), **options)
+    for key, x in zip(("O", "dQ", "dK", "dV", "dBias"), (y, *found), strict=False):
+        own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
+        mine, theirs = (attention_pairs.errors(z, want[key]) for z in (own, single[key]))
+        assert mine[0] <= max(1.05 * theirs[0], 5e-7), (key, mine, theirs)
+        assert mine[1] <= max(2 * theirs[1], 5e-6) or key != "O", (key, mine, theirs)
 
 
 # Functions of q, k, v (2, 1024, 4, 64) and a bias whose programs keep no scores, and the calls in each.
@@ -213,11 +205,13 @@ def test_programs(monkeypatch, name):
 
 
 def test_memory(hopper):
-    """XLA's analysis of the pair bias of AlphaFold, whose scores take 906 MB."""
-    shapes = [(384, 384, 4, 32)] * 3 + [(1, 4, 384, 384)]
-    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    for function in (attention, jax.grad(loss(attention), (0, 1, 2, 3))):
-        assert memory_stats.stats(function, *given).temp_size_in_bytes < 180e6
+    """XLA's analysis of AlphaFold's pair bias, whose scores take 906 MB: beyond operands and results."""
+    x, b = (
+        jax.ShapeDtypeStruct(shape, "float32") for shape in ((384, 384, 4, 32), (1, 4, 384, 384))
+    )
+    both = lambda *given: pulled(*given[:4], attention, bias=given[4])  # noqa: E731
+    assert memory_stats.stats(attention, x, x, x, b).temp_size_in_bytes < 100e6
+    assert memory_stats.stats(both, x, x, x, x, b).temp_size_in_bytes < 100e6
 
 
 def compiled(tmp_path, source, *flags):
