@@ -43,7 +43,8 @@ def arguments(sizes):
     hidden = rng.standard_normal((1, sizes.N, sizes.T, sizes.S)).astype(np.float32)
     hidden[rng.random(hidden.shape) < 0.3] = -np.inf
     hidden[:, 0, sizes.T // 2] = -np.inf
-    return found | {"bias-infinite": {"bias": hidden}, "negative-scale": {"scale": -0.2}}
+    found |= {"bias-infinite": {"bias": hidden}, "negative-scale": {"scale": -0.2}}
+    return found | {"wide-window": {"local_window_size": (150, 20)}}
 
 
 def pulled(q, k, v, dy, attention=pinned, **options):
@@ -214,31 +215,6 @@ def test_memory(hopper):
     assert memory_stats.stats(both, x, x, x, x, b).temp_size_in_bytes < 100e6
 
 
-def compiled(tmp_path, source, *flags):
-    """A program of a C++ file of tests/support."""
-    compiler = shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    program = tmp_path / "program"
-    command = [
-        compiler,
-        "-std=c++20",
-        "-O2",
-        *flags,
-        f"-I{ROOT / 'ffi'}",
-        ROOT / "tests/support" / source,
-    ]
-    subprocess.run([*command, "-o", program], check=True)
-    return program
-
-
-def test_index_arithmetic(tmp_path):
-    """The host checks tiles, bands, places and fragments, since each is shared with the kernels."""
-    program = compiled(tmp_path, "attention_tiles.cc")
-    found = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout
-
-
 # batch, queries, keys, heads, heads of keys, depth, depth of values, band, and what else there is:
 # b(ias), m(ask), q and k (lengths)
 SIMULATED = (
@@ -252,12 +228,14 @@ SIMULATED = (
 
 def test_simulated_kernels(tmp_path):
     """A CPU runs the kernels thread by thread, with a model of copies and tensor cores."""
-    include = Path("/usr/local/cuda/include")
-    if not include.exists():
-        pytest.skip("no CUDA headers")
+    compiler, include = shutil.which("c++"), Path("/usr/local/cuda/include")
+    if compiler is None or not include.exists():
+        pytest.skip("no C++ compiler, or no CUDA headers")
+    folder, program = ROOT / "tests/support/simulator", tmp_path / "program"
     # A kernel's shared memory is thread-local here, and has no initializer.
-    flags = ("-fno-extern-tls-init", f"-I{ROOT / 'tests/support/simulator'}", f"-I{include}")
-    program = compiled(tmp_path, "simulator/attention.cc", *flags)
+    flags = ["-std=c++20", "-O2", "-fno-extern-tls-init"]
+    flags += [f"-I{path}" for path in (folder, ROOT / "ffi", include)]
+    subprocess.run([compiler, *flags, folder / "attention.cc", "-o", program], check=True)
     for case in SIMULATED:
         found = subprocess.run(
             [program, *case.split()], capture_output=True, text=True, check=False
