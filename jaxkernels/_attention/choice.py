@@ -55,7 +55,8 @@ _HOPPER = 90
 _CUDNN_OF_103 = 91100
 # The kernels without scores run from this number of scores on, where a tile of 128 queries that is partly
 # filled counts for that part. Times in ms, the kernels first, then our softmax: H200, 2026-11-26, shapes as
-# below, forward only or with gradients "(g)", with about 0.045 of dispatch by the host in each pass.
+# below, forward only or with gradients "(g)", for the kernels the sum of two passes timed apart, with about
+# 0.045 of dispatch by the host in each time.
 # (8, 128 x 128, 8, 64): 0.049, 0.050; (g) 0.108, 0.095
 # (2, 1024 x 1024, 4, 64): 0.058, 0.103; (g) 0.174, 0.233
 # (8, 512 x 512, 8, 64): 0.059, 0.189; (g) 0.222, 0.421

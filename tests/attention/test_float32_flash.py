@@ -1,5 +1,6 @@
 """Float32 attention on Hopper's tensor cores: its plan, its programs, and its results on a GPU."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -20,6 +21,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
+from jaxkernels._attention import plain
 from jaxkernels._core import devices, registry
 from jaxkernels.flax import dot_product_attention as flax_attention
 
@@ -55,6 +57,12 @@ def pulled(q, k, v, dy, attention=pinned, **options):
     return y, sums, pull(dy)
 
 
+def within_lengths(sizes, options):
+    """Which rows (B, 1, T) are within the lengths of the queries."""
+    lengths = options.get("query_seq_lengths", np.full(sizes.B, sizes.T))
+    return np.arange(sizes.T) < np.reshape(lengths, (-1, 1, 1))
+
+
 def check_all(sizes, attention=pinned):
     operands, dy, sets = cases.operands(sizes), cases.operands(sizes, seed=1)[0], arguments(sizes)
     run = {name: functools.partial(pulled, attention=attention, **x) for name, x in sets.items()}
@@ -62,8 +70,7 @@ def check_all(sizes, attention=pinned):
     for name, (y, sums, (*found, last)) in results.items():
         truth = flash_cases.truth(operands, "float32", **sets[name])
         check(y, truth.result(), name)
-        lengths = sets[name].get("query_seq_lengths", np.full(sizes.B, sizes.T))
-        rows = np.arange(sizes.T) < np.reshape(lengths, (-1, 1, 1))
+        rows = within_lengths(sizes, sets[name])
         want = np.where(rows, truth.log_sum_exp, -np.inf).swapaxes(1, 2)
         np.testing.assert_allclose(sums, want, rtol=2e-6, atol=2e-5, err_msg=name)
         want = truth.gradients(dy)
@@ -215,15 +222,51 @@ def test_memory(hopper):
     assert memory_stats.stats(both, x, x, x, x, b).temp_size_in_bytes < 100e6
 
 
-# batch, queries, keys, heads, heads of keys, depth, depth of values, band, and what else there is:
-# b(ias), m(ask), q and k (lengths)
+# Sizes, the depth of values, the band, and what else there is: b(ias), m(ask), q and k (lengths).
+OPEN = 10**9
 SIMULATED = (
-    "2 300 257 4 2 64 64 -1000000000 1000000000 _",
-    "1 260 129 2 1 128 128 -1000000000 1000000000 bm",
-    "1 300 300 2 1 96 70 -20 5 k",
-    "2 190 257 2 1 32 17 -1000000000 1000000000 bk",
-    "2 129 127 2 1 63 8 -1000000000 0 bmqk",
+    (Sizes(2, 300, 257, 4, 2, 64), 64, (-OPEN, OPEN), "_"),
+    (Sizes(1, 260, 129, 2, 1, 128), 128, (-OPEN, OPEN), "bm"),
+    (Sizes(1, 300, 300, 2, 1, 96), 70, (-20, 5), "k"),
+    (Sizes(2, 190, 257, 2, 1, 32), 17, (-OPEN, OPEN), "bk"),
+    (Sizes(2, 129, 127, 2, 1, 63), 8, (-OPEN, 0), "bmqk"),
 )
+
+
+def check_simulated(program, s, depth, band, letters):
+    rng = np.random.default_rng(1)
+    q, k, v = (x / np.float32(1.5) for x in cases.operands(s))  # standard normal
+    v, dy = v[..., :depth], rng.standard_normal((s.B, s.T, s.N, depth)).astype(np.float32)
+    sides = {
+        "bias": rng.standard_normal((1, s.N, s.T, s.S)).astype(np.float32),
+        "mask": rng.random((s.B, 1, s.T, s.S)) < 0.75,
+        "query_seq_lengths": np.arange(s.B, dtype=np.int32) + s.T // 2,
+        "key_value_seq_lengths": np.arange(s.B, dtype=np.int32) + s.S * 3 // 4,
+    }
+    given = b"".join(np.ascontiguousarray(x).tobytes() for x in (q, k, v, dy, *sides.values()))
+    sizes = map(str, (*dataclasses.astuple(s), depth, *band, letters))
+    run = subprocess.run([program, *sizes], input=given, capture_output=True, check=True)
+    options = {name: x for name, x in sides.items() if name[0] in letters}
+    options["local_window_size"] = (-band[0], band[1])
+    wider = [(0, 0)] * 3 + [(0, s.H - depth)]  # the truth has one depth
+    scale = float(np.float32(0.7) / np.sqrt(np.float32(s.H)))
+    truth = cases.Truth(q, k, np.pad(v, wider), scale=scale, **options)
+    of = {name: x.value for name, x in truth.gradients(np.pad(dy, wider)).items()}
+    rows = within_lengths(s, options)
+    sums = np.where(rows, truth.log_sum_exp, -np.inf)
+    want = [truth.result().value[..., :depth], sums, of["q"], of["k"], of["v"][..., :depth]]
+    want += [of["scores"].sum(0)] * ("b" in letters)
+    found = np.frombuffer(run.stdout, np.float32).astype(float)
+    for name, x in zip(("y", "sums", "dq", "dk", "dv", "dbias"), want, strict=False):
+        parts = {"sums": 2, "dbias": 2}.get(name, 1)  # pairs (r, s); two partial sums
+        own, found = found[: parts * x.size], found[parts * x.size :]
+        if name == "sums":
+            found_sums = plain.log_sum_exps(own.reshape(*x.shape, 2))
+            np.testing.assert_allclose(found_sums, x, rtol=1e-6, atol=4e-6)
+            continue
+        error = np.linalg.norm(own.reshape(parts, -1).sum(0) - x.ravel()) / np.linalg.norm(x)
+        assert error < 1e-6, (name, error)
+    assert found.size == 0
 
 
 def test_simulated_kernels(tmp_path):
@@ -237,10 +280,7 @@ def test_simulated_kernels(tmp_path):
     flags += [f"-I{path}" for path in (folder, ROOT / "ffi", include)]
     subprocess.run([compiler, *flags, folder / "attention.cc", "-o", program], check=True)
     for case in SIMULATED:
-        found = subprocess.run(
-            [program, *case.split()], capture_output=True, text=True, check=False
-        )
-        assert found.returncode == 0, f"{case}: {found.stdout}"
+        check_simulated(program, *case)
 
 
 def test_calls_have_the_attributes_that_the_handlers_read(monkeypatch):
