@@ -222,7 +222,7 @@ def test_memory(hopper):
     assert memory_stats.stats(both, x, x, x, x, b).temp_size_in_bytes < 100e6
 
 
-# Sizes, the depth of values, the band, and what else there is: b(ias), m(ask), q and k (lengths).
+# Sizes, the depth of values, the band, and letters for options: b(ias), m(ask), q and k (lengths).
 OPEN = 10**9
 SIMULATED = (
     (Sizes(2, 300, 257, 4, 2, 64), 64, (-OPEN, OPEN), "_"),

@@ -1,6 +1,6 @@
 // Simulates attention, forward and backward. Arguments: batch, queries, keys, heads, heads of keys,
-// depth, depth of values, left and right bounds of the band (or -1e9, 1e9), and letters of what
-// there is: b(ias), m(ask), q and k (lengths). Reads from the standard input q, k, v, dy, the bias
+// depth, depth of values, left and right bounds of the band (or -1e9, 1e9), and letters for
+// options: b(ias), m(ask), q and k (lengths). Reads from the standard input q, k, v, dy, the bias
 // (1, heads, queries, keys), the mask (batch, 1, queries, keys) and the lengths. Writes y, the row
 // sums, dq, dk, dv and two partial sums of the bias's gradient.
 #include "simulator.h"
