@@ -2,8 +2,8 @@
 
 `jax.checkpoint_policies` do not recognise our matmul, so the backward pass computes it again. Use the
 policies of the same name in this module. They save JAX's products and those of `jaxkernels.matmul`,
-`dot_general`, `sgemm` and `dot_product_attention`. Attention that can run in cuDNN counts as one product
-with batch dimensions; its output and one number per row are saved. Other policies of JAX work without a
+`dot_general`, `sgemm` and `dot_product_attention`. Attention that stores no scores counts as one product
+with batch dimensions; its output and one or two numbers per row are saved. Other policies of JAX work without a
 change, and `jax.checkpoint_policies.save_from_both_policies` combines them with these.
 
 * `dots_saveable`, also called `checkpoint_dots`: save all products.
@@ -12,7 +12,7 @@ change, and `jax.checkpoint_policies.save_from_both_policies` combines them with
 * `offload_dot_with_no_batch_dims`: the same, saved in another memory.
 
 A dimension is a batch dimension if both operands have it, as in `jax.lax.dot_general`, and if its size is
-not 1. Under `jax_remat3`, attention in cuDNN is computed again under every policy.
+not 1. Under `jax_remat3`, attention that stores no scores is computed again under every policy.
 
 Example:
     >>> import jax
@@ -41,7 +41,7 @@ from jaxkernels._sgemm.options import Options, matrix_dims
 
 # Dimension numbers of the scores, for queries and keys of shape (batch, length, heads, depth).
 _OF_SCORES = (((3,), (3,)), ((0, 2), (0, 2)))
-# cuDNN attention has no remat rule, because its derivative needs the log-sums besides the saved result.
+# Attention without scores has no remat rule, because its derivative needs the log-sums besides the saved result.
 compat.register_remat_rule(sgemm_primitive.sgemm_p)
 compat.register_remat_rule(bfloat16_products.product_p)
 
