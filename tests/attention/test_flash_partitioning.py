@@ -24,7 +24,7 @@ HEADS = P(None, None, ("a", "b"))
 
 @pytest.fixture(autouse=True)
 def _flash(monkeypatch, on_a_cpu):
-    flash_cases.take_flash(monkeypatch)
+    flash_cases.take_flash(monkeypatch, on_a_cpu=True)
 
 
 def pulled(q, k, v, dy, others, **static):

@@ -8,6 +8,7 @@ import attention_cases
 import cudnn_model  # noqa: F401 (gives JAX's calls of cuDNN a lowering for CPUs)
 import jax
 import numpy as np
+from cases import ON_GPU
 from jax._src.interpreters import mlir
 from oracle import storage
 
@@ -27,11 +28,11 @@ SIZES = {
 }
 
 
-def take_flash(monkeypatch):
+def take_flash(monkeypatch, on_a_cpu=not ON_GPU):
     """Chooses cuDNN and our kernels wherever they serve."""
     monkeypatch.setattr(choice, "_is_faster_in_cudnn", lambda problem: True)
     monkeypatch.setattr(choice, "LEAST_SCORES", 0)
-    if jax.default_backend() != "gpu":
+    if on_a_cpu:
         take_hopper(monkeypatch)
         for operation in ("forward", "backward"):
             monkeypatch.setattr(tensor_cores, operation, getattr(plain, operation))
