@@ -17,6 +17,7 @@ import memory_stats
 import numpy as np
 import pytest
 from attention_cases import Sizes, check
+from cases import ON_GPU
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -36,6 +37,15 @@ SIZES = {
     "odd-depth": Sizes(2, 129, 127, 2, 1, 65),
 }
 pinned = functools.partial(jk.dot_product_attention, implementation="ffi_flash")
+
+
+@pytest.fixture
+def as_on_hopper(monkeypatch):
+    """Traces and lowers as on a Hopper GPU, also on a machine without any."""
+    if not ON_GPU:
+        flash_cases.take_hopper(monkeypatch)
+    elif devices.limits_of(None).compute_capability != 90:
+        pytest.skip("this GPU is without Hopper's tensor cores")
 
 
 def arguments(sizes):
@@ -103,7 +113,7 @@ def test_kernels_on_slices(hopper):
 
 def test_plain_form_in_their_place(monkeypatch):
     """The rules of the primitives, with the same residuals."""
-    if jax.default_backend() == "gpu":
+    if ON_GPU:
         pytest.skip("the kernels run here")
     flash_cases.take_flash(monkeypatch)
     check_all(SIZES["shallow"])
@@ -198,10 +208,8 @@ def largest_array(text):
 
 
 @pytest.mark.parametrize("name", [*KEEPING_NONE, *KEEPING_SCORES])
-def test_programs(monkeypatch, name):
+def test_programs(as_on_hopper, name):
     """Lowered for a GPU on any machine, also under x64 and strict promotion."""
-    if jax.default_backend() != "gpu":
-        flash_cases.take_hopper(monkeypatch)
     function, calls = KEEPING_NONE.get(name, (KEEPING_SCORES.get(name), None))
     text = text_for_cuda(function, *operands_of(name))
     scores = 2 * 4 * 1024 * 1024
@@ -283,11 +291,9 @@ def test_simulated_kernels(tmp_path):
         check_simulated(program, *case)
 
 
-def test_calls_have_the_attributes_that_the_handlers_read(monkeypatch):
+def test_calls_have_the_attributes_that_the_handlers_read(as_on_hopper):
     handlers = (ROOT / "ffi/attention/handlers.cc").read_text()
     read = set(re.findall(r'Attr<\S+>\("(\w+)"\)', handlers))
-    if jax.default_backend() != "gpu":
-        flash_cases.take_hopper(monkeypatch)
     sizes = SIZES["grouped"]
     given = (*cases.operands(sizes), cases.operands(sizes)[0])
     run = functools.partial(pulled, **cases.arguments(sizes)["everything"])
@@ -309,7 +315,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_pinned(name):
+def test_what_cannot_be_pinned(as_on_hopper, name):
     (dtype, depth), options, message = WRONG[name]
     x = jnp.zeros((1, 8, 2, depth), dtype)
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match=message):
