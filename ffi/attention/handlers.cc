@@ -106,7 +106,8 @@ struct ParsedCall {
     call.q = reader->Take<float>("q", q, of_q);
     call.k = reader->Take<float>("k", k, {batch, keys, of_v[2], of_q[3]});
     call.v = reader->Take<float>("v", v, {batch, keys, of_v[2], of_v[3]});
-    Shape scores = {batch, heads, queries, keys}, lengths = {batch};
+    const Shape scores = {batch, heads, queries, keys};
+    Shape lengths = {batch};
     if (has_bias) reader->TakeSide("bias", scores, &call.bias);
     if (has_mask) reader->TakeSide("mask", scores, &call.mask);
     if (has_q_lengths) call.q_lengths = reader->TakeNext<int32_t>("q_lengths", &lengths);
