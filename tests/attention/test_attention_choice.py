@@ -32,6 +32,7 @@ REFUSED = [
     ({"dtype": "float32", "bias": "float64"}, "rounded to float32"),
     ({"dtype": "float32", "empty_rows": "mean"}, "give 0"),
     ({"dtype": "float32", "query": (4, 2048, 16, 129)}, "depths up to 128"),
+    ({"dtype": "float32", "query": (4, 0, 16, 64)}, "nothing to compute"),
     ({"dtype": "float32", "query": (1, 512, 8, 64)}, "few scores"),
     ({"dtype": "float32", "query": (64, 1, 16, 64), "key": (64, 8192, 16, 64)}, "few queries"),
     ({"dtype": "float64"}, "full precision"),

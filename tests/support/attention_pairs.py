@@ -2,7 +2,6 @@
 
 import numpy as np
 
-DEPTH = 64
 F = np.float32
 
 
@@ -23,36 +22,34 @@ def exact(q, k, v, do, scale, bias, dtype):
 
 def operands(name, length, rng):
     """q, k, v, dO and a bias or None of one distribution."""
-    q, k, v, do = (rng.standard_normal((length, DEPTH)).astype(F) for _ in range(4))
-    bias = None
-    if name == "x4":
-        q, k = q * 4, k * 4
-    elif name == "positive":
+    q, k, v, do = (rng.standard_normal((length, 64)).astype(F) for _ in range(4))
+    bias, factors = None, FACTORS.get(name, (1, 1, 1, 1))
+    if name == "positive":
         q, k, v, do = (np.abs(x) for x in (q, k, v, do))
     elif name == "lognormal":
         q, k, v, do = (
             np.exp(1.5 * x) * np.sign(rng.standard_normal(x.shape)) for x in (q, k, v, do)
         )
-        q, k = q / 4, k / 4
     elif name == "one-hot":
         bias = np.zeros((length, length), F)
         bias[np.arange(length), rng.permutation(length)] = np.log(length * 1e6)
-        q = q / 8
     elif name == "rows of dO":
         do = do * np.exp2(-34 * rng.random((length, 1))).astype(F)
-    elif name == "V, dO 1e30":
-        v, do = v * F(1e30), do * F(1e-30)
-    elif name == "V, dO 1e-30":
-        v, do = v * F(1e-30), do * F(1e30)
-    elif name == "Q 2^60":
-        q, k = q * F(2.0**60), k * F(2.0**-60)
     elif name == "bias":
         bias = rng.standard_normal((length, length)).astype(F)
-    return *(x.astype(F) for x in (q, k, v, do)), bias
+    return *((x * factor).astype(F) for x, factor in zip((q, k, v, do), factors, strict=True)), bias
 
 
-NAMES = ("normal", "x4", "positive", "lognormal", "one-hot", "rows of dO", "V, dO 1e30")
-NAMES += ("V, dO 1e-30", "Q 2^60", "bias")
+# Factors of q, k, v and dO.
+FACTORS = {
+    "x4": (4, 4, 1, 1),
+    "lognormal": (0.25, 0.25, 1, 1),
+    "one-hot": (0.125, 1, 1, 1),
+    "V, dO 1e30": (1, 1, 1e30, 1e-30),
+    "V, dO 1e-30": (1, 1, 1e-30, 1e30),
+    "Q 2^60": (2.0**60, 2.0**-60, 1, 1),
+}
+NAMES = ("normal", "positive", "rows of dO", "bias", *FACTORS)
 LONG = ("normal", "positive", "lognormal", "rows of dO")
 
 

@@ -16,6 +16,7 @@ from row_parts_cases import in_parts
 
 import jaxkernels as jk
 from jaxkernels._core import registry
+from jaxkernels.verify.truth.attention import Truth
 
 FOLDER = Path(__file__).resolve().parent.parent / "package" / "exported"
 PLATFORMS = ("cpu", "cuda")
@@ -56,17 +57,11 @@ def product(a, b, c):
     return jk.sgemm(a, b, c, alpha=0.5, beta=-1.0)
 
 
-def attention(q, k, v, bias, dy, *, of):
+def attention(q, k, v, bias, dy):
     """Its value and gradients by the kernels without scores, for the GPUs that have them alone."""
+    of = functools.partial(jk.dot_product_attention, is_causal=True, implementation="ffi_flash")
     y, pull = jax.vjp(of, q, k, v, bias)
     return y, pull(dy)
-
-
-def plain_attention(q, k, v, bias):
-    """The same by plain JAX."""
-    x = jax.numpy.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5 + bias
-    seen = np.tri(*x.shape[2:], dtype=bool)
-    return jax.numpy.einsum("bnts,bsnh->btnh", jax.nn.softmax(x, where=seen), v)
 
 
 def operands():
@@ -87,25 +82,27 @@ def operands():
     }
 
 
-ATTENTION = functools.partial(jk.dot_product_attention, is_causal=True, implementation="ffi_flash")
 PROGRAMS = {
     "rows": rows,
     "row_parts": functools.partial(in_parts, "log_softmax_fwd"),
     "product": product,
-    "attention": functools.partial(attention, of=ATTENTION),
+    "attention": attention,
 }
 
 
 def truth(name, *operands):
-    """The results of a program in float64, by plain JAX."""
+    """The results of a program in float64, by plain JAX or NumPy."""
+    if name == "attention":
+        *given, bias, dy = operands
+        truth = Truth(*given, bias=bias, is_causal=True)
+        pulled = {key: x.value for key, x in truth.gradients(dy).items()}
+        return truth.result().value, (*(pulled[x] for x in "qkv"), pulled["scores"].sum(0))
     with jax.enable_x64(True):
         wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in operands]
         if name == "rows":
             return plain_rows(*wide)
         if name == "row_parts":
             return jax.nn.log_softmax(*wide)
-        if name == "attention":
-            return attention(*wide, of=plain_attention)
         a, b, c = wide
         return 0.5 * (a @ b) - c
 
