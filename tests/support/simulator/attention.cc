@@ -25,10 +25,6 @@ std::vector<T> Read(int64_t size) {
 
 std::vector<float> Result(int64_t size) { return std::vector<float>(size, NAN); }
 
-void Write(const std::vector<float>& values) {
-  std::fwrite(values.data(), sizeof(float), values.size(), stdout);
-}
-
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -73,5 +69,7 @@ int main(int count, char** arguments) {
                                  : LaunchAttention(problem, plan, call, nullptr);
     if (status != cudaSuccess) return 4;
   }
-  for (const auto* found : {&y, &sums, &dq, &dk, &dv, &dbias}) Write(*found);
+  for (const auto* found : {&y, &sums, &dq, &dk, &dv, &dbias}) {
+    std::fwrite(found->data(), sizeof(float), found->size(), stdout);
+  }
 }
