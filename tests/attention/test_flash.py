@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from attention_cases import Truth, check
 from flash_cases import SIZES
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from oracle import storage
 
 import jaxkernels as jk
@@ -150,8 +152,14 @@ def checked(run, *arrays):
         return jax.jit(run)(*arrays)
 
 
+def sharded(run, *arrays):
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    split = jax.shard_map(run, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+    return jax.jit(split)(*arrays)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("context", [donated, exported, repeated, checked])
+@pytest.mark.parametrize("context", [donated, exported, repeated, checked, sharded])
 def test_contexts(context, dtype):
     operands, dy = cases.operands(GROUPED, dtype), cases.operands(GROUPED, dtype, seed=1)[0]
     options = flash_cases.arguments(GROUPED, dtype)["causal-lengths"]
