@@ -29,9 +29,9 @@ from jaxkernels.flax import dot_product_attention as flax_attention
 pytestmark = pytest.mark.filterwarnings("ignore:jaxkernels runs its pure-JAX reference")
 ROOT = Path(__file__).parents[2]
 SIZES = {
-    "tiles": Sizes(2, 256, 256, 4, 4, 64),
+    "tiles": Sizes(1, 256, 256, 2, 2, 64),
     "grouped": Sizes(2, 130, 257, 6, 2, 32),
-    "one-key-head": Sizes(1, 300, 129, 4, 1, 128),
+    "one-key-head": Sizes(1, 300, 129, 2, 1, 128),
     "shallow": Sizes(2, 37, 53, 2, 2, 8),
     "decode": Sizes(1, 1, 513, 4, 2, 96),
     "odd-depth": Sizes(2, 129, 127, 2, 1, 65),
