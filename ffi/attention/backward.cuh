@@ -1,6 +1,6 @@
 // The backward pass of attention on tensor cores: a pass over dO, a kernel of dQ, then one of dK
 // and dV. Both recompute the scores; P and dS never leave registers. Depths above 64 are computed
-// in two halves, each of which recomputes the scores.
+// in two halves, and each half recomputes the scores.
 //
 // With r and s of the row sums, P = exp2(score - r) / s. dO / s is split with one exponent e for
 // each row, so that rows of any size keep their precision: dO / s = G 2^-e. Then P 2^e dO =

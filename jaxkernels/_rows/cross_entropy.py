@@ -290,8 +290,8 @@ def token_log_probs(
         logits: array of shape (..., V, ...), as for `cross_entropy`.
         ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
             `axis` or with sizes of 1, or one number. A negative id leaves its row out: its log-probability,
-            its entropy and their gradients are 0, whatever the logits are. Or K tokens of each row: with
-            as many dimensions as logits, of the size K along `axis`, as in `jnp.take_along_axis`. Other
+            its entropy and their gradients are 0, whatever the logits are. Or K tokens of each row: integers
+            with the dimensions of logits, of the size K along `axis`, as in `jnp.take_along_axis`. Other
             dimensions have the sizes of logits, or 1. A negative id has the log-probability 0 without a
             gradient, and a row with no other id is left out. Equal ids add their gradients.
         axis: the axis of the tokens.

@@ -87,7 +87,7 @@ def joined(numbers: Sequence[jax.Array]) -> jax.Array:
 def _split(kind: type[_Numbers], numbers: jax.Array) -> _Numbers:
     """The numbers of each row by name; the inverse of `joined`."""
     fields = len(kind._fields)
-    more = numbers.shape[-1] - fields if kind is Measures else 0  # labels' numbers beside the first
+    more = numbers.shape[-1] - fields if kind is Measures else 0  # of further labels
     return kind(*jnp.split(numbers, [*range(1 + more, fields + more)], axis=-1))
 
 

@@ -216,8 +216,8 @@ def ids(
     """Labels for the kernels: int32, negative for no label, clipped to the number of classes.
 
     `given` is `value` as a JAX array. A NumPy `value` is concrete even under jit, and needs no copy from
-    a device. With `axis`, the axis of the classes, labels with as many dimensions as logits are several of
-    each row.
+    a device. With `axis`, the axis of the classes, labels may have the dimensions of logits: several labels
+    of each row.
     """
     classes = x.shape[-1]
     known = _known(value)
