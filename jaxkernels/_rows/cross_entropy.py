@@ -160,8 +160,8 @@ def cross_entropy(
           them once. They round the gradient to the dtype of the logits and then multiply it by the
           cotangent of the loss, which is exact for a power of two (`jax.value_and_grad` has 1). float16
           (whose range a mean's gradient can leave) uses the two-read path of "none". So do calls with a
-          log-sum-exp or entropy that is differentiated; with one that is returned beside the loss, as by
-          `has_aux`, the logits are read once.
+          log-sum-exp or entropy that is differentiated; if it is only returned, as by `has_aux`, the
+          logits are read once.
         * Concrete labels and options are checked. If they are on a device, `jax.device_get` copies them
           to the host, which waits for them. Traced ones are not checked.
         * Logits donated to `jax.jit` become their gradient in place if the argument itself reaches the
