@@ -140,7 +140,8 @@ def dot_product_attention(
         local_window_size: None, or (left, right), or an integer for both: query i sees the keys
             i - left <= j <= i + right, counted from the first.
         implementation: None chooses. "ffi" runs our softmax, and raises an error if it has no kernel.
-            "ffi_flash" runs our float32 kernels that store no scores, or raises an error. "xla" calls
+            "ffi_flash" runs our float32 kernels that store no scores, or raises an error; derivatives
+            that they do not compute still store scores. "xla" calls
             `jax.nn.dot_product_attention` with that implementation. "cudnn" calls cuDNN, or jax.nn's
             cuDNN path for calls that only it serves, including its errors.
         return_residual: also returns the logarithm of the sum of the exponentials of each row.

@@ -1,8 +1,8 @@
 """Chooses the implementation of attention: cuDNN, our kernels without scores, or our softmax.
 
 `why_not_cudnn` and `why_not_kernels` exclude the calls that cuDNN and the kernels cannot serve as
-documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are slower. To tune these, run `python -m jaxkernels.bench attention --drawn 60 --seed 1`,
-and use another seed for published figures.
+documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are slower. To tune these, run
+`python -m jaxkernels.bench attention --drawn 60 --seed 1`, and use another seed for published figures.
 
 Owns: every rule of the choice. Must not know: primitives, or how a program is made.
 """
@@ -53,10 +53,10 @@ _LEAST_CAPABILITY = 80
 MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
-# The kernels without scores run from this number of scores on, where a tile of 128 queries that is partly
-# filled counts for that part. Times in ms, the kernels first, then our softmax: H200, 2026-11-26, shapes as
-# below, forward only or with gradients "(g)", for the kernels the sum of two passes timed apart, with about
-# 0.045 of dispatch by the host in each time.
+# The kernels without scores run from this number of scores on, times the part of the tiles of 128 queries
+# that T fills: T / (128 ceil(T / 128)). 2^22 lies between the first two shapes. Times in ms, the kernels
+# first, then our softmax: H200, 2026-11-26, shapes as below, forward only or with gradients "(g)", for the
+# kernels the sum of two timings. Each timing includes 0.045 ms of dispatch by the host.
 # (8, 128 x 128, 8, 64): 0.049, 0.050; (g) 0.108, 0.095
 # (2, 1024 x 1024, 4, 64): 0.058, 0.103; (g) 0.174, 0.233
 # (8, 512 x 512, 8, 64): 0.059, 0.189; (g) 0.222, 0.421
@@ -199,8 +199,10 @@ def why_not_kernels(problem: Problem, limits: DeviceLimits | None) -> str:
         return f"our kernels without scores multiply float32, not {problem.dtype}"
     if limits is None:
         return "the platform has no kernels without scores"
+    if problem.bias == "float64":
+        return "a bias of float64 would be rounded to float32"
     if problem.bias not in (None, *TYPES_OF_CUDNN, "float32"):
-        return f"a bias of {problem.bias} would be rounded to float32"
+        return f"our kernels without scores take no bias of {problem.bias}"
     if problem.empty_rows != "zero":
         return "our kernels without scores give 0 for queries without keys"
     return tensor_cores.why_not(problem.shape, limits)

@@ -183,7 +183,9 @@ def _lower(
     *operands: Any,
     call: Call,
 ) -> Any:
-    """Lowers "forward" or "backward" to cuDNN or our kernels on one CUDA device, or on each device's shards; else to the plain form.
+    """Lowers "forward" or "backward".
+
+    It runs cuDNN or our kernels on one CUDA device or on each device's shards, and else the plain form.
 
     If no callback can partition the call, as in an exported program, every device would compute on whole
     arrays. The call then uses the plain form, unless the user asked for an implementation.

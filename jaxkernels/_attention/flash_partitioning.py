@@ -2,9 +2,9 @@
 
 Batch and heads are sharded without communication. With more devices than key heads, key heads are
 replicated, and each device uses the one that its query heads share; cotangents of keys and values are
-then all-reduced. So they are for sharded queries, which our float32 kernels keep sharded. Mesh axes that
-shard another dimension shard heads or batch instead, if their size divides one of them. Otherwise their
-devices compute the same.
+then all-reduced. Our float32 kernels also keep sharded queries; cotangents of keys and values are then
+all-reduced as well. Mesh axes that shard another dimension shard heads or batch instead, if their size
+divides one of them. Otherwise their devices compute the same.
 
 Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.
 """

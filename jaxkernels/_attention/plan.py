@@ -25,8 +25,9 @@ class AttentionPlan:
 
     Attributes:
         implementation: "cudnn", cuDNN's flash attention, "ffi_flash", this package's float32 kernels for
-            Hopper, or "ffi", this package's softmax between products. (Forward mode is always "ffi", and
-            so is the gradient of a bias in 16 bits.)
+            Hopper, or "ffi", this package's softmax between products. (Forward mode and second
+            derivatives are always "ffi". So is the gradient of a bias in 16 bits, and in float32 if
+            queries or keys share the bias.)
         why: the reason.
         keeps_scores: whether a matrix of queries by keys for each head is stored in memory.
         scratch_bytes: the memory that "ffi_flash" needs besides operands and results, in the forward

@@ -290,10 +290,10 @@ def token_log_probs(
         logits: array of shape (..., V, ...), as for `cross_entropy`.
         ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
             `axis` or with sizes of 1, or one number. A negative id leaves its row out: its log-probability,
-            its entropy and their gradients are 0, whatever the logits are. Or K tokens of each row: integers
-            with the dimensions of logits, of the size K along `axis`, as in `jnp.take_along_axis`. Other
-            dimensions have the sizes of logits, or 1. A negative id has the log-probability 0 without a
-            gradient, and a row with no other id is left out. Equal ids add their gradients.
+            its entropy and their gradients are 0, whatever the logits are. Alternatively, integers
+            with the dimensions of logits: K tokens of each row along `axis`, as in `jnp.take_along_axis`;
+            other sizes are those of logits, or 1. A negative id then has the log-probability 0 and no
+            gradient, and a row of negative ids alone is left out. Equal ids add their gradients.
         axis: the axis of the tokens.
         where: mask of bool, as for `cross_entropy`. Tokens where it is False are excluded, and
             have the log-probability -inf.
@@ -329,17 +329,21 @@ def token_log_probs(
         raise TypeError(
             f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"
         )
+    order = ("logits", "ids")
     x, scales = loss_arguments.rows_of_logits(
-        name, logits, axis, where, logit_soft_cap, temperature
+        name, logits, axis, where, logit_soft_cap, temperature, order
     )
     label = loss_arguments.ids(name, "ids", ids, given, x, axis)
+    number = label.shape[-1]
+    if number == 0:  # such rows are left out
+        label = jnp.full((*label.shape[:-1], 1), -1, label.dtype)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
     is_left_out = jnp.all(label < 0, axis=-1, keepdims=True)
     x, scales = calls.prepared(x, scales, is_left_out)
     measures, _ = calls.measures(x, label, scales)
     # Excluded ids and rows become 0, even if they hold NaN. 0 - 0 is 0; negation would give -0.
     count = label.shape[-1]
-    log_probs = 0 - jnp.where(label >= 0, measures[..., :count], 0)
+    log_probs = 0 - jnp.where(label >= 0, measures[..., :count], 0)[..., :number]
     log_probs = jnp.moveaxis(log_probs, -1, axis) if has_several else jnp.squeeze(log_probs, -1)
     if not return_entropy:
         return log_probs

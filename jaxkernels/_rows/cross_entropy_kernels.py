@@ -252,8 +252,9 @@ class Calls:
         """The loss of each row, of shape (..., 1), and `measures`; see `cross_entropy_reference.loss_of`.
 
         In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
-        multiplied by the cotangent of each row. If the measures have cotangents too, x is read twice, and
-        only then is the gradient written, unless the forward pass is a program of its own. `numbers`, the `Coefficients`, are differentiable too; a
+        multiplied by the cotangent of each row. If the measures have cotangents too, the backward pass reads
+        x again, and JAX removes the forward pass's gradient as dead code; a forward pass compiled by itself
+        (`jax.vjp` outside of jit) still writes it. `numbers`, the `Coefficients`, are differentiable too; a
         smoothing that is not 0 needs `all_sums`. For any x, a row without a label has the loss 0, and one
         with the weight 0 the gradient 0.
         """

@@ -217,8 +217,8 @@ def softmax_kl_divergence(
     student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The only
     arrays of the size of the logits are the gradients, in the dtypes of the logits.
 
-    It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit,
-    vmap, scan, remat, shard_map and derivatives of every order and mode.
+    On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
+    JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
 
     Example:
         >>> import jax
@@ -266,9 +266,9 @@ def softmax_kl_divergence(
         * A class with the target logit -inf contributes 0. One that only the prediction hides (-inf) makes
           the result inf. A row whose target has no class has the result 0.
         * Its terms are not negative, so a result near 0 keeps its digits: nearly equal logits that differ by
-          1e-3 have a divergence near 1e-7.
-        * The kernels read each of the logits once, XLA reads both again in one pass, and once more for each
-          gradient.
+          noise of 1e-3 have a divergence near 5e-7.
+        * Forward, the kernels read each array of logits once, and XLA reads both once more. Each gradient
+          reads both once, and is written once.
         * The temperature is differentiable. On a GPU the kernels divide by it as they read the logits; on a
           CPU XLA divides in an array of the compute type. XLA applies `where` in a copy of the logits.
         * If `axis` is sharded, devices exchange two maxima and a few sums per row, never the logits.

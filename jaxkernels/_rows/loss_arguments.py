@@ -107,7 +107,8 @@ def rows_of_logits(
     if where is not None:
         mask = validate.as_mask(name, "where", where)
         hides_rows = mask.shape == (*x.shape[:at], *x.shape[at + 1 :])
-        remedy = "a negative label" if "labels" in order else "the weight 0"
+        is_kl = "target_logits" in order
+        remedy = "the weight 0" if is_kl else f"a negative {order[1].removesuffix('s')}"
         hint = f": where hides classes. To leave rows out, give them {remedy}"
         if mask.ndim > 0:
             _check_fits_logits(name, "where", mask, x.shape, at, hint if hides_rows else "")

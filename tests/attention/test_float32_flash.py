@@ -189,7 +189,7 @@ def text_for_cuda(function, *operands):
 
 
 def largest_array(text):
-    shapes = re.findall(r"tensor<((?:\d+x)+)f32>", text)
+    shapes = re.findall(r"tensor<((?:\d+x)+)b?f(?:16|32|64)>", text)
     return max(math.prod(map(int, shape[:-1].split("x"))) for shape in shapes)
 
 

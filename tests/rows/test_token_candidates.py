@@ -133,7 +133,11 @@ def test_shapes():
     close(jk.token_log_probs(x[0, 0], ids[0, 0]), want[0, 0])
     close(jk.token_log_probs(x, ids[..., :1]), want[..., :1])
     close(jk.token_log_probs(x[:1], ids[:1, :1].astype(np.int8))[:, :1], want[:1, :1])
-    assert jk.token_log_probs(x, ids[..., :0]).shape == (2, 3, 0)
+    none = lambda x: jk.token_log_probs(x, ids[..., :0], return_entropy=True)  # noqa: E731
+    (log_probs, entropy), vjp = jax.vjp(none, x)
+    assert log_probs.shape == (2, 3, 0)
+    assert (entropy == 0).all()
+    assert (vjp((log_probs, jnp.ones_like(entropy)))[0] == 0).all()
     assert (jk.token_log_probs(x[..., :0], ids * 0 - 1) == 0).all()
     beyond = jax.jit(jk.token_log_probs)(x, ids + 20 * (ids == ids[0, 0, 0]))
     assert (np.isnan(beyond) == (ids == ids[0, 0, 0])).all()
