@@ -51,7 +51,7 @@ struct AttentionArgs {
   const int* q_lengths;  // null without lengths
   const int* k_lengths;
   BandOfKeys band;
-  float scale;     // of the scores, times log2(e)
+  float scale;     // of the scores; times log2(e) without a bias
   int head_group;  // heads of queries that share a head of keys
   float* out;      // (batch, queries, heads, depth of values)
   bool out_pairs;  // neighbouring elements of `out` can be stored together

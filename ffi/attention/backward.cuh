@@ -20,15 +20,15 @@ namespace jaxkernels {
 // RowFacts are what the backward pass needs of a query. Queries that see nothing, and rows beyond
 // the array, have infinite r and -infinite shift, so that P is 0.
 struct alignas(16) RowFacts {
-  float shift;  // reference of the block - e - r
-  float delta;
+  float shift;  // reference of the block - e
   float r;
+  float delta;
   int e;
 };
 
 struct GradientArgs {
   AttentionArgs forward;  // without results
-  SplitOperand g;         // dO; its exponents are those of blocks: the least e
+  SplitOperand g;         // dO; its exponents: 2 (least e of the block) + (any r is huge)
   const float* out;       // O
   RowFacts* facts;        // 128 of each block of queries of each head
   float scale;            // of the scores
@@ -76,6 +76,7 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
   char* const tiles = g.packed + block * BytesOfBlock(kDepth);
   int exponents[kCount];
   int least = 1 << 20;
+  bool huge = false;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int local = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
@@ -83,7 +84,10 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     const int64_t at = ((int64_t{batch} * g.rows + row) * g.heads + head) * g.depth + column;
     float v[kSplitElements], out[kSplitElements];
     uint32_t largest = 0;
-    const int valid = row < g.rows ? g.depth - column : 0;
+    const float2 sums = row < g.rows ? __ldg(&args.forward.row_sums[all_head * g.rows + row])
+                                     : make_float2(0.0f, 0.0f);
+    const bool sees = sums.y != 0.0f, is_nan = isnan(sums.y);
+    const int valid = sees ? g.depth - column : 0;  // dO of other rows may be NaN
     LoadChunk(g.data + at, valid, g.packs, v);
     LoadChunk(args.out + at, valid, g.packs, out);
 #pragma unroll
@@ -92,18 +96,15 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     for (int lane = 1; lane < kChunks; lane *= 2) {
       largest = max(largest, __shfl_xor_sync(~0u, largest, lane));
     }
-    const float2 sums = row < g.rows ? __ldg(&args.forward.row_sums[all_head * g.rows + row])
-                                     : make_float2(0.0f, 0.0f);
-    const bool sees = sums.y != 0.0f;
     const int exponent = ExponentOf(largest);
     const uint32_t bits = __float_as_uint(sums.y);  // s = 2^power mantissa
-    const int power = sees ? static_cast<int>(bits >> 23) - 127 : 0;
-    const float mantissa = sees ? __uint_as_float((bits & 0x7fffff) | 0x3f800000) : 1.0f;
-    const float scale = sees ? PowerOfTwo(exponent) : 0.0f;
+    const int power = sees && !is_nan ? static_cast<int>(bits >> 23) - 127 : 0;
+    const float mantissa =
+        is_nan ? sums.y : __uint_as_float((sees ? bits & 0x7fffff : 0) | 0x3f800000);
     float delta = 0.0f;
 #pragma unroll
     for (int j = 0; j < kSplitElements; ++j) {
-      v[j] = v[j] * scale / mantissa;
+      v[j] = v[j] * PowerOfTwo(exponent) / mantissa;
       delta = fmaf(v[j], out[j] * PowerOfTwo(unit), delta);
     }
     StorePairs<kDepth>(v, tiles, local, chunk);
@@ -111,22 +112,23 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     for (int lane = 1; lane < kChunks; lane *= 2) delta += __shfl_xor_sync(~0u, delta, lane);
     exponents[i] = exponent + power;
     if (sees) least = min(least, exponents[i]);
+    huge |= sees && IsHuge(sums.x);
     if (chunk == 0) {
-      args.facts[block * kBlockRows + local] = {-kInfinity<float>, sees ? delta : 0.0f,
-                                                sees ? sums.x : kInfinity<float>, exponents[i]};
+      args.facts[block * kBlockRows + local] = {-kInfinity<float>, sees ? sums.x : kInfinity<float>,
+                                                delta, exponents[i]};
     }
   }
   // LargestOfBlock takes positive numbers.
   const int reference =
       (1 << 20) - static_cast<int>(LargestOfBlock(static_cast<uint32_t>((1 << 20) - least)));
-  if (threadIdx.x == 0) g.exponents[block] = reference;
+  const int any_huge = __syncthreads_or(huge) != 0;
+  if (threadIdx.x == 0) g.exponents[block] = 2 * reference + any_huge;
   if (chunk != 0) return;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int local = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
     RowFacts& facts = args.facts[block * kBlockRows + local];
-    // -inf for rows that see nothing
-    facts.shift = static_cast<float>(reference - exponents[i]) - facts.r;
+    if (facts.r != kInfinity<float>) facts.shift = static_cast<float>(reference - exponents[i]);
   }
 }
 
@@ -167,9 +169,9 @@ template <int kDepth>
 struct QueryRows {
   float dq[kOutputs<kDepth>];        // times 2^(e + u + unit)
   float weighted[kOutputs<kDepth>];  // sums of P K, times 2^unit
-  float r[2], delta[2];
-  float slack[2], mass[2];  // sums of dS and of P, of the thread's columns
-  int unit;                 // least exponent of the blocks of keys so far
+  float r[2], delta[2];              // exp2(score - r) <= 2^15, or P would overflow float16
+  float slack[2], mass[2];           // sums of dS and of P, of the thread's columns
+  int unit;                          // least exponent of the blocks of keys so far
 };
 
 // DifferentiateBlock adds a block of keys to half of dQ. `last`: the resident tiles are not needed
@@ -208,10 +210,13 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kSides) factor = sides.Apply(args, tile, block, thread, factor, p);
   HideByBand(p, args, tile, block, keys, thread);
+  float factors_p[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) factors_p[r] = ScaleHuge(p, r, factor, IsHuge(rows.r[r]));
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int r = i / 2 % 2;
-    p[i] = FastExp2(fmaf(p[i], factor, -rows.r[r]));
+    p[i] = FastExp2(fmaf(p[i], factors_p[r], -rows.r[r]));
     rows.mass[r] += p[i];
   }
   WaitForProducts<0>();
@@ -472,10 +477,10 @@ __device__ inline void LoadSidesTransposed(const AttentionArgs& args, const Quer
 
 // HideTransposed hides scores outside the band; rows are keys, columns queries from `query` on.
 __device__ inline void HideTransposed(float (&scores)[kColumnSums], const AttentionArgs& args,
-                                      int key, int query, int keys) {
+                                      int key, int query, int keys, int queries) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const KeyRange all = QueriesOfKey(args.band, key + 8 * r, keys, args.q.rows);
+    const KeyRange all = QueriesOfKey(args.band, key + 8 * r, keys, queries);
     const KeyRange range = {all.begin - query, all.end - query};
     if (range.begin <= 0 && range.end >= kPartRows) continue;
 #pragma unroll
@@ -488,7 +493,7 @@ __device__ inline void HideTransposed(float (&scores)[kColumnSums], const Attent
 
 // KeyFacts are what the kernel of dK and dV needs of a tile of keys.
 struct KeyFacts {
-  int first, keys;  // first key, and the length
+  int first, keys, queries;  // first key, and the lengths
   int exponent_k, exponent_v, unit_v;
 };
 
@@ -517,7 +522,7 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   const int64_t block = args.q.Block(tile.batch, tile.head, part * kPartRows / kBlockRows);
   const RowFacts* const facts = gradient.FactsOf(tile, 0) + part * kPartRows + thread.column;
   const int exponent_q = __ldg(&args.q.exponents[block]);
-  const int reference = __ldg(&gradient.g.exponents[block]);
+  const int of_block = __ldg(&gradient.g.exponents[block]), reference = of_block >> 1;
   const int key = of_keys.first + thread.row, query = part * kPartRows + thread.column;
   [[maybe_unused]] RowSides sides[2];
   if constexpr (kSides) {
@@ -530,20 +535,25 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   if constexpr (kSides) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) sides[r].Apply(args, factor, &p[2 * r]);
-    if (args.bias.data != nullptr) factor = 1.0f;
+    if (args.bias.data != nullptr) factor = kLog2E;
   }
-  HideTransposed(p, args, key, query, of_keys.keys);
+  HideTransposed(p, args, key, query, of_keys.keys, of_keys.queries);
+  if (of_block & 1) {
+    ScaleHuge(p, 0, factor, true);
+    factor = ScaleHuge(p, 1, factor, true);
+  }
   // The largest P of a key's row decides its scale.
   float largest[2] = {-kInfinity<float>, -kInfinity<float>};
 #pragma unroll
   for (int i = 0; i < kColumnSums / 4; ++i) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float shift = __ldg(&facts[8 * i + j].shift);
+      // shift and r
+      const float2 fact = __ldg(reinterpret_cast<const float2*>(&facts[8 * i + j]));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& score = p[4 * i + 2 * r + j];
-        score = fmaf(score, factor, shift);
+        score = fmaf(score, factor, -fact.y) + fact.x;
         largest[r] = fmaxf(largest[r], score);
       }
     }
@@ -633,6 +643,7 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
     const KeyFacts of_keys = {
         .first = key_tile.tile * kBlockRows,
         .keys = AttentionArgs::Length(args.k_lengths, key_tile.batch, args.k.rows),
+        .queries = AttentionArgs::Length(args.q_lengths, key_tile.batch, args.q.rows),
         .exponent_k = __ldg(&args.k.exponents[block_k]),
         .exponent_v = __ldg(&args.v.exponents[block_k]),
         .unit_v = UnitOfValues(args.v, key_tile.batch, key_tile.head)};

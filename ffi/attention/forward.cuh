@@ -4,10 +4,11 @@
 // warpgroups have 64 queries each. A tile of queries meets its blocks of 128 keys in order; hidden
 // blocks are not copied.
 //
-// P is relative to a power of two, 2^14 above which no P lies: max P is in [2^13, 2^14]. References
-// of rows are integers in base 2, so that rescaling is exact. The sums of P V of 64 keys start anew
-// and are added in float32, which is also their rescaling: wgmma truncates. (H200, positive
-// operands, 8192 keys, relF: 5.1e-7 if they start anew every 128 keys.)
+// Each row's P is scaled by a power of two, so that its largest P so far lies in (2^13, 2^14], or
+// is 1 if its score is huge. References of rows are integers in base 2, so that rescaling is exact.
+// The sums of P V of 64 keys start anew and are added in float32, which is also their rescaling:
+// wgmma truncates. (H200, positive operands, 8192 keys, relF: 5.1e-7 if they start anew every 128
+// keys.)
 //
 // Result valid in: args.out, args.row_sums.
 #ifndef JAXKERNELS_ATTENTION_FORWARD_CUH_
@@ -58,17 +59,20 @@ __device__ inline void ExpScores(float (&scores)[kScores], float factor, OutputR
     }
     largest = MaximumOfQuad(largest);
     const float old = rows.shift[r];
-    rows.shift[r] = fminf(old, 14.0f - ceilf(largest * factor));
+    const float top = ceilf(ScaledScore(largest, factor));
+    const bool huge = IsHuge(top);  // 14 - top would be rounded
+    rows.shift[r] = fminf(old, huge ? -top : 14.0f - top);
     const float shift = rows.shift[r] == kInfinity<float> ? 0.0f : rows.shift[r];
     const int exponent = static_cast<int>(fmaxf(shift - old, -127.0f));
     rescale[r] = PowerOfTwo(exponent);  // 2^-127 becomes 0
+    const float own = ScaleHuge(scores, r, factor, huge);
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < kScores / 4; ++i) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float& score = scores[4 * i + 2 * r + j];
-        score = FastExp2(fmaf(score, factor, shift));
+        score = FastExp2(fmaf(score, own, shift));
         sums[j] += score;
       }
     }

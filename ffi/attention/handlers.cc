@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -100,7 +101,9 @@ struct ParsedCall {
             bool has_k_lengths, Reader* reader) {
     const Shape of_q = ShapeOf(q), of_v = ShapeOf(v);
     if (of_q.size() != 4 || of_v.size() != 4) return reader->Fail(Explain("q and v need rank 4"));
-    if (!(scale > 0.0f)) reader->Fail(Explain("the scale must be positive"));
+    if (!(scale > 0.0f) || std::isinf(scale)) {
+      reader->Fail(Explain("the scale must be positive and finite"));
+    }
     const int64_t batch = of_q[0], queries = of_q[1], keys = of_v[1], heads = of_q[2];
     problem = {batch, queries, keys, heads, of_v[2], of_q[3], of_v[3]};
     call.q = reader->Take<float>("q", q, of_q);
@@ -133,6 +136,9 @@ struct ParsedCall {
     const AttentionPlanResult planned = PlanAttention(problem, *found.limits, backward);
     if (!planned.error.empty()) return Explain(planned.error);
     plan = planned.plan;
+    if (reinterpret_cast<std::uintptr_t>(call.row_sums) % 8 != 0) {
+      return Explain("the row sums must begin at a multiple of 8 bytes");
+    }
     call.scratch = static_cast<char*>(scratch.untyped_data());
     if (static_cast<int64_t>(scratch.size_bytes()) >= plan.scratch_bytes &&
         reinterpret_cast<std::uintptr_t>(call.scratch) % 16 == 0) {

@@ -53,6 +53,7 @@ struct AttentionGradients {
 };
 
 // LaunchAttentionBackward computes the gradients from `call.out` and `call.row_sums`.
+// Requires: `call.row_sums` are those of LaunchAttention: other references can overflow P.
 cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const AttentionPlan& plan,
                                     const AttentionCall& call, const AttentionGradients& gradients,
                                     cudaStream_t stream);

@@ -10,7 +10,7 @@ namespace jaxkernels {
 namespace {
 
 // Split operands of more bytes than the first number are made for groups of the batch, of at most
-// the second, so that they stay in the L2 and need little memory.
+// the second or of one member, so that they need little memory and may stay in the L2.
 constexpr int64_t kMaxScratchBytes = int64_t{128} << 20;
 constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 
@@ -18,17 +18,21 @@ constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 constexpr int64_t kBytesOfHeads = int64_t{24} << 20;
 
 std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {
-  if (!limits.has_wgmma) return "needs Hopper's tensor cores and code for them";
+  if (!limits.has_wgmma) {
+    return "float32 attention without scores needs Hopper's tensor cores and code for them";
+  }
   if (std::min({p.batch, p.queries, p.keys, p.heads, p.key_heads, p.depth, p.value_depth}) < 1) {
     return "there is nothing to compute";
   }
-  if (p.heads % p.key_heads != 0) return "heads must be a multiple of the heads of keys";
+  if (p.heads % p.key_heads != 0) return "heads of queries are no multiple of those of keys";
   if (std::max(p.depth, p.value_depth) > kMaxDepth) {
-    return "takes depths up to " + std::to_string(kMaxDepth);
+    return "float32 attention without scores takes depths up to " + std::to_string(kMaxDepth);
   }
-  const int64_t tiles = p.batch * p.heads * CeilDiv(std::max(p.queries, p.keys), kBlockRows);
-  if (std::max(p.queries, p.keys) >= kOpenBand || tiles >= kOpenBand) return "is too large";
-  return "";
+  const bool is_large =
+      std::max({p.batch, p.queries, p.keys, p.heads}) >= kOpenBand ||
+      p.batch * p.heads >= kOpenBand ||
+      p.batch * p.heads * CeilDiv(std::max(p.queries, p.keys), kBlockRows) >= kOpenBand;
+  return is_large ? "float32 attention without scores takes fewer than 2^30 tiles" : "";
 }
 
 }  // namespace
@@ -36,7 +40,7 @@ std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {
 AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits,
                                   bool backward) {
   const std::string why = WhyNone(problem, limits);
-  if (!why.empty()) return {{}, "float32 attention on tensor cores " + why};
+  if (!why.empty()) return {{}, why};
   AttentionPlan plan;
   plan.padded_depth = PaddedDepth(std::max(problem.depth, problem.value_depth));
   const auto scratch_of = [&](int64_t batch) {

@@ -42,11 +42,13 @@ __device__ inline void StartScores(float (&scores)[kSums], uint32_t a, uint32_t 
   CommitProducts();
 }
 
+inline constexpr float kLargestFloat = 3.402823466e38f;
+
 // FactorOfScores undoes the exponents of two blocks. It is finite and positive: the products of a
 // zero score with infinity, and of a hidden one with 0, would be NaN.
 __device__ inline float FactorOfScores(float scale, int exponents) {
   const float factor = scale * PowerOfTwo(min(max(-exponents, -126), 127));
-  return fminf(fmaxf(factor, PowerOfTwo(-126)), 3.402823466e38f);
+  return fminf(fmaxf(factor, PowerOfTwo(-126)), kLargestFloat);
 }
 
 // ThreadOfTile is a multiplying thread's place in a tile.
@@ -66,12 +68,12 @@ struct RowSides {
   float bias[16];
   uint32_t bits;  // 1 if the mask shows the score
 
-  // Apply turns scores into factor score + bias log2(e), and hides some. `scores` is the first.
+  // Apply adds a bias to factor score, and hides some. `scores` is the first.
   __device__ void Apply(const AttentionArgs& args, float factor, float* scores) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       float& score = scores[i / 2 * 4 + i % 2];
-      if (args.bias.data != nullptr) score = fmaf(score, factor, bias[i] * kLog2E);
+      if (args.bias.data != nullptr) score = fmaf(score, factor, bias[i]);
       if (args.mask.data != nullptr && (bits >> i & 1) == 0) score = -kInfinity<float>;
     }
   }
@@ -133,7 +135,7 @@ struct TileSides {
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) LoadPart(args, tile, block, thread, i);
   }
-  // Apply returns the factor of the scores from then on.
+  // Apply returns the factor of the scores from then on, which gives them in base 2.
   __device__ float Apply(const AttentionArgs& args, const QueryTile& tile, int block,
                          const ThreadOfTile& thread, float factor, float (&scores)[kScores]) {
 #pragma unroll
@@ -141,9 +143,33 @@ struct TileSides {
       parts[i % kEarly].Apply(args, factor, &scores[i / 2 * 32 + i % 2 * 2]);
       if (i + kEarly < 4) LoadPart(args, tile, block, thread, i + kEarly);
     }
-    return args.bias.data != nullptr ? 1.0f : factor;
+    return args.bias.data != nullptr ? kLog2E : factor;
   }
 };
+
+// IsHuge says that float32 does not represent x + 1/2.
+__device__ inline bool IsHuge(float x) { return fabsf(x) >= 0x1p23f; }
+
+// ScaledScore returns the rounded product, finite if the score is.
+__device__ inline float ScaledScore(float score, float factor) {
+  const float product = RoundedProduct(score, factor);
+  const bool overflows = isinf(product) && !isinf(score);
+  return overflows ? copysignf(kLargestFloat, product) : product;
+}
+
+// ScaleHuge returns the factor of the scores of a thread's row r. If the reference that is
+// subtracted from them is huge, it scales them: a fused product would differ from the maximum,
+// which was rounded.
+template <int kSums>
+__device__ inline float ScaleHuge(float (&scores)[kSums], int r, float factor, bool huge) {
+  if (!huge) return factor;
+#pragma unroll
+  for (int i = 0; i < kSums / 2; ++i) {
+    float& score = scores[i / 2 * 4 + 2 * r + i % 2];
+    score = ScaledScore(score, factor);
+  }
+  return 1.0f;
+}
 
 // HideByBand sets the scores outside the band, and those of keys beyond `keys`, to -inf.
 __device__ inline void HideByBand(float (&scores)[kScores], const AttentionArgs& args,

@@ -2,7 +2,7 @@
 //
 // x 2^e = high + low. The exponent e of a block of rows brings its largest element into
 // [2^14, 2^15). A pair keeps 22 bits of elements down to 2^-17 of the largest; smaller ones have an
-// error of at most 2^-40 of it.
+// error of at most 2^-40 of it. Rows beyond the lengths become zeros, whatever they have.
 //
 // Work split: a block of threads has a block of rows of one head. Each element is read once.
 #ifndef JAXKERNELS_ATTENTION_SPLIT_CUH_
@@ -80,7 +80,7 @@ __device__ inline void StorePairs(const float (&v)[kSplitElements], char* tiles,
 }
 
 template <int kDepth>
-__device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
+__device__ inline void SplitRows(const SplitOperand& operand, const int* lengths, unsigned block) {
   constexpr int kChunks = kDepth / kSplitElements;  // of a row
   constexpr int kCount = kBlockRows * kChunks / kSplitAttentionThreads;
   const unsigned head = block / operand.blocks;
@@ -89,6 +89,7 @@ __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
   const int64_t pitch = int64_t{operand.heads} * operand.depth;
   const float* const from = operand.data + (int64_t{batch} * operand.rows + first) * pitch +
                             int64_t{head % operand.heads} * operand.depth;
+  const int length = AttentionArgs::Length(lengths, static_cast<int>(batch), operand.rows);
   float v[kCount][kSplitElements];
   uint32_t largest = 0;
 #pragma unroll
@@ -96,7 +97,7 @@ __device__ inline void SplitRows(const SplitOperand& operand, unsigned block) {
     const int index = i * kSplitAttentionThreads + static_cast<int>(threadIdx.x);
     const int row = index / kChunks, column = index % kChunks * kSplitElements;
     const float* const at = from + row * pitch + column;
-    LoadChunk(at, first + row < operand.rows ? operand.depth - column : 0, operand.packs, v[i]);
+    LoadChunk(at, first + row < length ? operand.depth - column : 0, operand.packs, v[i]);
 #pragma unroll
     for (const float x : v[i]) largest = max(largest, FiniteBits(x));
   }
@@ -119,11 +120,11 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitAttention(const __grid_constant__ AttentionArgs args, unsigned blocks_q,
                    unsigned blocks_k) {
   if (blockIdx.x < blocks_q) {
-    SplitRows<kDepth>(args.q, blockIdx.x);
+    SplitRows<kDepth>(args.q, args.q_lengths, blockIdx.x);
   } else if (blockIdx.x < blocks_q + blocks_k) {
-    SplitRows<kDepth>(args.k, blockIdx.x - blocks_q);
+    SplitRows<kDepth>(args.k, args.k_lengths, blockIdx.x - blocks_q);
   } else {
-    SplitRows<kDepth>(args.v, blockIdx.x - blocks_q - blocks_k);
+    SplitRows<kDepth>(args.v, args.k_lengths, blockIdx.x - blocks_q - blocks_k);
   }
 }
 

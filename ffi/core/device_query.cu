@@ -58,9 +58,12 @@ cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* mos
 // A virtual GPU may not report them, and then keeps the defaults.
 void QueryRates(int ordinal, DeviceLimits* limits) {
   int clock_khz = 0, memory_khz = 0, bus_bits = 0;
-  cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, ordinal);
-  cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, ordinal);
-  cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, ordinal);
+  if (cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, ordinal) != cudaSuccess ||
+      cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, ordinal) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bus_bits, cudaDevAttrGlobalMemoryBusWidth, ordinal) != cudaSuccess) {
+    cudaGetLastError();  // clears it
+    return;
+  }
   const double gb_per_s = 2e-6 * memory_khz * (bus_bits / 8);
   if (clock_khz < 1000 || gb_per_s < 1) return;
   limits->clock_mhz = clock_khz / 1000;

@@ -33,6 +33,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 
+using std::isinf;
+using std::isnan;
 using std::max;
 using std::min;
 
@@ -157,6 +159,14 @@ inline void RunBlock(int count) {
 inline void __syncthreads() {
   simulator::Synchronize(simulator::block_barrier, simulator::threads);
 }
+inline int __syncthreads_or(int value) {
+  static int all;
+  if (threadIdx.x == 0) all = 0;
+  __syncthreads();
+  all |= value;
+  __syncthreads();
+  return all;
+}
 inline void __syncwarp() { simulator::SynchronizeWarp(); }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int lane) {
@@ -173,11 +183,6 @@ inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
 template <typename T>
 T __ldg(const T* from) {
   return *from;
-}
-inline int atomicAdd(int* to, int value) {
-  const int old = *to;
-  *to += value;
-  return old;
 }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
