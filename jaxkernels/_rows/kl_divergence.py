@@ -82,11 +82,22 @@ def _bregman(r: jax.Array) -> jax.Array:
 
 
 def _row_sums(*terms: jax.Array) -> list[jax.Array]:
-    """`row_sum` of each, by one reduction: XLA would store what several ones share."""
-    zeros = [jnp.zeros((), x.dtype) for x in terms]
-    add = functools.partial(jax.tree.map, jnp.add)
-    sums = jax.lax.reduce(terms, tuple(zeros), add, (terms[0].ndim - 1,))
-    return [jnp.expand_dims(x, -1) for x in sums]
+    """`row_sum` of each.
+
+    A CPU sums them by one reduction, because XLA would store what several ones share. A GPU's XLA stores
+    the terms of such a reduction.
+    """
+
+    def by_one(*terms: jax.Array) -> list[jax.Array]:
+        zeros = [jnp.zeros((), x.dtype) for x in terms]
+        add = functools.partial(jax.tree.map, jnp.add)
+        sums = jax.lax.reduce(terms, tuple(zeros), add, (terms[0].ndim - 1,))
+        return [jnp.expand_dims(x, -1) for x in sums]
+
+    def by_several(*terms: jax.Array) -> list[jax.Array]:
+        return [row_sum(x) for x in terms]
+
+    return jax.lax.platform_dependent(*terms, cpu=by_one, default=by_several)
 
 
 @jax.custom_jvp

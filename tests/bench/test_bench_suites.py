@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 
 from bench_cases import without_a_clock
 
-from jaxkernels.bench import losses, records, regress, rows
+from jaxkernels.bench import losses, records, regress, rows, rungs
 from jaxkernels.bench.__main__ import OPERATIONS, SUITES, main
 from jaxkernels.bench.losses import OPTIONS
 from jaxkernels.bench.options import build_parser
@@ -152,6 +152,7 @@ def test_cells_of_a_gpu_stay(line, count, checksum, monkeypatch):
     """Runs are compared by the names of cells, and no kernel is tuned on the published seeds."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(rows, "with_tier", lambda case: case)
+    monkeypatch.setattr(rungs, "rotations", lambda size: 1)  # depends on the cache
     monkeypatch.setattr(losses.importlib.util, "find_spec", lambda name: None)  # torch
     options = build_parser(SUITES).parse_args(line.split())
     suite = regress.suite_of(OPERATIONS) if line == "regress" else options.suite

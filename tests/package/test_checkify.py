@@ -15,7 +15,7 @@ import jaxkernels as jk
 
 
 def test_every_primitive_is_tried():
-    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 21
+    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 22
 
 
 def first_error(function, *arguments, errors=checkify.float_checks):

@@ -325,8 +325,10 @@ FUNCTIONS = {
         **LOSS,
     ),
     "token_log_probs-several": Function(
-        lambda x, ids, t, **o: jk.token_log_probs(x, ids, temperature=t, return_entropy=True, **o),
-        plain_candidates,
+        lambda x, ids, t, **o: jk.token_log_probs(
+            x, ids, temperature=jnp.abs(t) + 0.1, return_entropy=True, **o
+        ),
+        lambda x, ids, t: plain_candidates(x, ids, jnp.abs(t) + 0.1),
         ("normal brc", "label brk", "positive 1r"),
         **LOSS,
     ),
