@@ -326,9 +326,9 @@ FUNCTIONS = {
     ),
     "token_log_probs-several": Function(
         lambda x, ids, t, **o: jk.token_log_probs(
-            x, ids, temperature=jnp.abs(t) + 0.1, return_entropy=True, **o
+            x, ids, temperature=jnp.exp(t), return_entropy=True, **o
         ),
-        lambda x, ids, t: plain_candidates(x, ids, jnp.abs(t) + 0.1),
+        lambda x, ids, t: plain_candidates(x, ids, jnp.exp(t)),
         ("normal brc", "label brk", "positive 1r"),
         **LOSS,
     ),
