@@ -18,7 +18,6 @@ from jaxkernels._rows.masked_kernels import Band
 
 SHAPE = (4, 2048, 16, 64)
 LARGE = Problem((4, 2048, 2048, 16, 16, 64), "bfloat16")
-H200 = flash_cases.H200
 
 
 def plan(query=SHAPE, key=None, dtype="bfloat16", **options):
@@ -128,8 +127,8 @@ def of_capability(capability, version):
 def test_machines():
     assert choice.choose(LARGE, None)[0] == "ffi"
     for machine, served in (
-        (H200, True),
-        (H200._replace(cudnn=None), False),
+        (flash_cases.h200(), True),
+        (flash_cases.h200()._replace(cudnn=None), False),
         (of_capability(75, 91002), False),
         (of_capability(103, 91002), False),
         (of_capability(103, 91100), True),
@@ -140,9 +139,13 @@ def test_machines():
 def test_sizes_that_are_not_known():
     (batch,) = jax.export.symbolic_shape("batch")
     problem = dataclasses.replace(LARGE, shape=(batch, *LARGE.shape[1:]))
-    assert choice.why_not_cudnn(problem, H200)
+    assert choice.why_not_cudnn(problem, flash_cases.h200())
     wide = dataclasses.replace(problem, dtype="float32")
-    assert choice.choose(problem, H200)[0] == choice.choose(wide, H200)[0] == "ffi"
+    assert (
+        choice.choose(problem, flash_cases.h200())[0]
+        == choice.choose(wide, flash_cases.h200())[0]
+        == "ffi"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_sizes_that_are_not_known():
 )
 def test_scales(monkeypatch, scale, served):
     flash_cases.take_flash(monkeypatch)
-    monkeypatch.setattr(choice, "this_machine", lambda: H200)
+    monkeypatch.setattr(choice, "this_machine", flash_cases.h200)
     x = jnp.zeros((1, 64, 2, 64), jnp.bfloat16)
     call = choice.flash_call(Operands(x, x, x), scale, Band(from_end=False))
     assert (call is not None) == served

@@ -348,7 +348,7 @@ def test_platforms_that_cannot_be_pinned():
 
 
 def test_plan_keeps_the_scratch_small():
-    limits = flash_cases.H200.limits
+    limits = flash_cases.h200().limits
     plan = functools.partial(registry.cpu_module.plan_attention_kernel, limits=limits)
     found = plan(384, 384, 384, 4, 4, 32, 32)
     assert found.groups * found.batch_of_group >= 384

@@ -15,7 +15,6 @@ from oracle import storage
 from jaxkernels._attention import choice, flash, plain, tensor_cores
 from jaxkernels._core import devices, registry
 
-H200 = choice.Machine(devices.limits_of("h200"), 91002)
 DTYPES = ("bfloat16", "float16")
 Sizes = attention_cases.Sizes
 
@@ -26,6 +25,11 @@ SIZES = {
     "odd": Sizes(2, 37, 53, 2, 2, 8),
     "deep": Sizes(1, 64, 128, 2, 2, 256),
 }
+
+
+def h200():
+    # As an object of a module it would outlive jaxkernels._cpu, which then prints a warning.
+    return choice.Machine(devices.limits_of("h200"), 91002)
 
 
 def take_flash(monkeypatch, on_a_cpu=not ON_GPU):
@@ -43,7 +47,7 @@ def take_flash(monkeypatch, on_a_cpu=not ON_GPU):
 
 def take_hopper(monkeypatch):
     """Traces and lowers on a machine without a GPU as on one with an H200."""
-    monkeypatch.setattr(choice, "this_machine", lambda: H200)
+    monkeypatch.setattr(choice, "this_machine", h200)
     monkeypatch.setattr(registry, "has_kernels", lambda platform: platform in ("cpu", "cuda"))
 
 
