@@ -159,7 +159,10 @@ def test_no_second_array_of_their_size(donated, dtype):
         program = jax.jit(jax.value_and_grad(loss), donate_argnums=[0] * donated)
         compiled = program.lower(x, ids, jnp.ones((256, 4), oracle.compute(dtype))).compile()
     assert operations(compiled.as_text()) == ["cross_entropy_fwd", "cross_entropy_grad"]
-    # A GPU's XLA scatters float64 into a copy of donated logits.
-    is_copied = donated and dtype == "float64" and jax.default_backend() == "gpu"
-    assert compiled.memory_analysis().temp_size_in_bytes < (0.05 + is_copied) * x.nbytes
+    # A GPU's XLA scatters float64 into a copy of donated logits, and a CPU's, to JAX 0.10, bfloat16 in
+    # float32.
+    copies = int(donated and dtype == "float64" and cases.ON_GPU)
+    if dtype == "bfloat16" and not cases.ON_GPU and jax.__version_info__ < (0, 11):
+        copies = 2
+    assert compiled.memory_analysis().temp_size_in_bytes < (0.05 + copies) * x.nbytes
     assert compiled.memory_analysis().alias_size_in_bytes >= donated * x.nbytes
