@@ -225,8 +225,9 @@ def softmax_kl_divergence(
     r"""KL divergence of two softmaxes, for distillation: `sum_j p_j (log p_j - log q_j)`.
 
     p is the softmax of `target_logits / temperature` (a teacher) and q that of `logits / temperature` (a
-    student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The only
-    arrays of the size of the logits are the gradients, in the dtypes of the logits.
+    student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. On a CPU,
+    without a temperature, the only arrays of the size of the logits are the gradients, in the dtypes of the
+    logits. On a GPU XLA may store float32 terms of them.
 
     On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
     JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
