@@ -126,6 +126,10 @@ def traced():
     return jax.jit(lambda: {name: call() for name, call in CALLS.items()})()
 
 
+one_program = pytest.mark.xdist_group("traced calls")
+
+
+@one_program
 @pytest.mark.parametrize("order", [list, reversed])
 def test_the_results_of_traced_calls(order):
     """With an empty cache, in both orders: no call may use the entry of another one."""
@@ -135,6 +139,7 @@ def test_the_results_of_traced_calls(order):
         assert_same(CALLS[name](), wanted[name], err_msg=name)
 
 
+@one_program
 @pytest.mark.parametrize("name", CALLS)
 def test_the_result_without_jit(name):
     with jax.disable_jit():
