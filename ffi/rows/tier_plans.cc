@@ -40,12 +40,12 @@ void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& pl
 
 bool PrefersStaged(const RowProblem& problem, const DeviceLimits& limits, const RowPlan& plan,
                    int warp_shape) {
-  if (!SharesRows(problem.operation) || problem.narrows) return false;
-  if (problem.cols > MostStagedCols(problem.dtype, InputsOf(problem.operation))) return false;
-  if (!plan.aligned || TraitsOf(problem.operation).TakesLabel()) return true;
-  return warp_shape >= 0 &&
-         LeavesLanesIdle(TraitsOf(problem.operation), ArchOf(limits), problem.dtype,
-                         problem.cols / plan.pack, kWarpShapes[warp_shape]);
+  const OperationTraits& traits = TraitsOf(problem.operation);
+  if (!MayStage(traits) || problem.narrows) return false;
+  if (problem.cols > MostStagedCols(traits, problem.dtype)) return false;
+  if (!plan.aligned) return true;
+  return warp_shape >= 0 && LeavesLanesIdle(traits, ArchOf(limits), problem.dtype,
+                                            problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
 
 namespace {

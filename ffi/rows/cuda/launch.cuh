@@ -66,7 +66,7 @@ RowKernel<Op> FindKernel(const RowPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
-      if constexpr (Op::kSharesRows) {
+      if constexpr (MayStage(TraitsOf(Op::kOperation))) {
         constexpr int kPairs = MostStagedElements(kDTypeOf<typename Op::Storage>) / 2;
         if (plan.staged) {
           return FindStagedKernel<Op>(plan.elements_per_lane,
