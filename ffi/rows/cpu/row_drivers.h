@@ -22,6 +22,11 @@ namespace jaxkernels {
 // Elements of a group of rows, unless a row has more. Few enough to stay in the cache.
 inline constexpr int64_t kGroupElements = 8192;
 
+// Elements summed in CpuSumType before they are added to a sum in double. The tile is short for
+// float64, which has no wider type: there the rounding errors of the second stage are corrected.
+template <typename C>
+inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
+
 // Number of lanes to which a vector is folded before the group is transposed. float64 cannot afford
 // the rounding errors of folding twice.
 template <typename T>
