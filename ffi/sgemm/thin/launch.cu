@@ -2,7 +2,8 @@
 
 #include "core/launch_kernel.h"
 #include "sgemm/launch.h"
-#include "sgemm/thin/short_side.cuh"
+#include "sgemm/thin/k_major.cuh"
+#include "sgemm/thin/mn_major.cuh"
 #include "sgemm/thin/small_k.cuh"
 
 namespace jaxkernels {
