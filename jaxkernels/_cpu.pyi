@@ -76,6 +76,7 @@ class SoftmaxPlan:
     staged: Final[bool]
     leaf_turns: Final[int]
     branches: Final[int]
+    two_sums: Final[bool]
     xla_by_default: Final[bool]
     block_threads: Final[int]
     grid_blocks: Final[int]

@@ -45,6 +45,13 @@ constexpr bool IsReadInLeaves(Operation operation) {
 inline constexpr int kOneReadPacks = 8;
 inline constexpr int kOneReadRegisters = 80;
 inline constexpr int kMostReadLeaves = 256;
+// Whether the kernels of a tier have a variant for losses that need two sums only. Rows in
+// registers and parts have none: their kernels test at run time.
+constexpr bool HasTwoSums(Operation operation, Tier tier) {
+  if (!TraitsOf(operation).TakesLabel() || !Reduces(operation)) return false;
+  if (IsReadInLeaves(operation)) return tier == Tier::kBlockUncached;
+  return tier == Tier::kBlockSmem || tier == Tier::kCluster;
+}
 inline constexpr int kUncachedPacksInFlight = 4;  // per thread, all inputs together
 // Tier `stream`: threads per block; packs in flight per thread, all inputs together; lanes per
 // short row.
@@ -54,14 +61,14 @@ inline constexpr int kStreamLanes = 8;
 
 // ---- Thresholds of plans ----
 
-inline constexpr int kMostReadWarps = 8;
+inline constexpr ByArch<int> kMostReadWarps = {.hopper = 8};
 // Maximum warps per block if each row already has kMostReadBlocks blocks (few rows): up to one warp
 // per leaf. us per call in a captured graph with rotating inputs:
 // H200 f32 loss 1, 8 x 128256: 8 warps 5.06, 5.80, 16 warps 4.65, 5.39
-inline constexpr int kMostReadWarpsOfFew = 16;
+inline constexpr ByArch<int> kMostReadWarpsOfFew = {.hopper = 16};
 // Fixed cost of a row per block, in half iterations. With this value WarpsForLeaves finds the best
 // number of warps above, or nearly so.
-inline constexpr int kReadHalfTurnsOfRow = 3;
+inline constexpr ByArch<int> kReadHalfTurnsOfRow = {.hopper = 3};
 inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
 // Operations without elementwise results need a single pass over the row, and no tier that keeps
 // it. Without leaves, unaligned rows are faster in shared memory. Logsumexp, TB/s read:
@@ -73,22 +80,23 @@ constexpr bool PrefersOneRead(Operation operation, bool aligned) {
 // Single-pass operations have several blocks per SM, so that some load while others finish. TB/s
 // read:
 // H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
-constexpr int UncachedThreads(Operation operation) {
-  return StoresElements(operation) ? kUncachedThreads : 256;
+inline constexpr ByArch<int> kSinglePassThreads = {.hopper = 256};
+constexpr int UncachedThreads(Operation operation, Arch arch) {
+  return StoresElements(operation) ? kUncachedThreads : kSinglePassThreads[arch];
 }
 inline constexpr int kLeastGatheringThreads = 32;  // for gathered inputs
 // Packs per block, all inputs together, when the results of a long row are split over blocks.
 // Splitting was not measured with many rows. us per call, 1 x 128256:
 // H200 bf16 gradient of a loss: whole 14.6, parts 3.4
 // H200 f32 gradient of a loss: whole 25.2, parts 3.3
-inline constexpr int kStreamPartPacks = 1024;
+inline constexpr ByArch<int> kStreamPartPacks = {.hopper = 1024};
 // Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics of
 // log-softmax:
 // H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
 // H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
 // H200 bf16 32768 cols (4096 packs): a block 0.94
-inline constexpr int kMostPacksOfStreamingLanes = 64;
-inline constexpr int kMostPacksOfStreamingWarp = 1024;
+inline constexpr ByArch<int> kMostPacksOfStreamingLanes = {.hopper = 64};
+inline constexpr ByArch<int> kMostPacksOfStreamingWarp = {.hopper = 1024};
 // Whether a program uses XLA's own operation by default for rows that no tier can keep on chip.
 // XLA splits such a row over several blocks. Losses run here, because XLA would store their terms.
 // us per call, softmax, in a program of up to 10 calls:

@@ -105,7 +105,7 @@ void PlanIn(Tier tier, const RowProblem& problem, const TierChoices& choices,
       // A row that would fit is not kept: the caller forced this tier, so it shows the cost of two
       // reads.
       return PlanBlockUncached(problem, limits, choices.of_block.blocks > 0 ? 0 : INT32_MAX,
-                               UncachedThreads(problem.operation), plan);
+                               UncachedThreads(problem.operation, ArchOf(limits)), plan);
   }
 }
 
@@ -147,6 +147,7 @@ RowPlanResult PlanOnTier(const RowProblem& problem, const DeviceLimits& limits) 
     return {{}, why + kLeaveTierOut};
   }
   PlanIn(tier, problem, choices, limits, plan);
+  plan.two_sums = !problem.all_sums && HasTwoSums(problem.operation, plan.tier);
   return {plan, ""};
 }
 

@@ -1,4 +1,5 @@
-// Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`.
+// Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`; the
+// order of rows under a shared mask.
 //
 // Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
 // memory, long_row_rules.h those for longer rows. The first section has the constants of kernels,
@@ -18,6 +19,7 @@
 #include "core/device_limits.h"
 #include "core/dtype.h"
 #include "core/host_device.h"
+#include "rows/masked_rows.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
@@ -262,6 +264,22 @@ constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool al
   const bool takes_misaligned =
       operation == Operation::kSoftmaxForward || operation == Operation::kLogSumExpForward;
   return aligned || (takes_misaligned && cols <= kMostMisalignedCols[arch][dtype]);
+}
+
+// Memory traffic between two uses of a row of the mask from which on rows are reordered. The L2
+// cache of an H200 has 50 MB. Time relative to a copy, tier block:
+// H200 bf16 8192 cols, mask of 67 MB for 16 heads: 1.26; reordered and with a branch around whole
+// packs 1.15
+// H200 bf16 4096 cols: 1.14, only reordered 1.13
+inline constexpr ByArch<int64_t> kMaskReuseBytes = {.hopper = 32 * 1024 * 1024};
+
+// `row_bytes`: memory traffic per row of the scores.
+inline RowOrder OrderOfRows(const BroadcastRows& mask, int64_t rows, int64_t row_bytes, Arch arch) {
+  const bool shared_outside = mask.dims == 1 || (mask.dims > 1 && mask.dim[1].stride == 0);
+  if (!shared_outside || mask.dim[0].stride == 0) return {};
+  const int64_t inner = mask.dim[0].size;
+  if (inner * row_bytes < kMaskReuseBytes[arch]) return {};
+  return {mask.dims == 1 ? rows / inner : mask.dim[1].size, inner, rows};
 }
 
 }  // namespace jaxkernels

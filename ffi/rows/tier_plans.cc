@@ -206,12 +206,13 @@ int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
 // Warps per block that minimise the makespan, given the leaves per block. A block takes
 // CeilDiv(leaves, warps) iterations plus kReadHalfTurnsOfRow half iterations.
 int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits& limits) {
+  const int half_turns_of_row = kReadHalfTurnsOfRow[ArchOf(limits)];
   int best = 1;
   int64_t least = INT64_MAX;
   for (int warps = 1; warps <= std::min<int64_t>(leaves, most); ++warps) {
     const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(warps, limits);
     const int64_t time =
-        CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + kReadHalfTurnsOfRow);
+        CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + half_turns_of_row);
     if (time <= least) best = warps, least = time;
   }
   return best;
@@ -221,21 +222,23 @@ int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits&
 
 void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   constexpr int64_t kTurn = int64_t{32} * kOneReadPacks;
+  const Arch arch = ArchOf(limits);
+  const int most_warps = kMostReadWarps[arch];
   // The window can begin almost a cache line before the row.
   const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
   plan.tier = Tier::kBlockUncached;
   plan.leaf_turns = static_cast<int>(CeilDiv(packs, kTurn * kMostReadLeaves));
   const int64_t leaves = CeilDiv(packs, kTurn * plan.leaf_turns);
-  const int64_t blocks_at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(kMostReadWarps, limits);
+  const int64_t blocks_at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(most_warps, limits);
   while (plan.cluster_blocks < std::min(kMostReadBlocks, limits.cluster_blocks) &&
-         plan.cluster_blocks * kMostReadWarps < leaves &&
+         plan.cluster_blocks * most_warps < leaves &&
          2 * plan.cluster_blocks * problem.rows <= blocks_at_once) {
     plan.cluster_blocks *= 2;
   }
   const bool has_most_blocks = plan.cluster_blocks == kMostReadBlocks;
   plan.block_threads =
       32 * WarpsForLeaves(CeilDiv(leaves, plan.cluster_blocks), problem.rows * plan.cluster_blocks,
-                          has_most_blocks ? kMostReadWarpsOfFew : kMostReadWarps, limits);
+                          has_most_blocks ? kMostReadWarpsOfFew[arch] : most_warps, limits);
   plan.lanes = plan.block_threads * plan.cluster_blocks;
   plan.blocks_per_sm = ReadBlocksPerSm(plan.block_threads / 32, limits);
   plan.grid_blocks =
@@ -253,19 +256,20 @@ void PlanGathered(const RowProblem& problem, const DeviceLimits& limits, RowPlan
 }
 
 void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
+  const Arch arch = ArchOf(limits);
   const int64_t packs =
       MaxPacksOfRow(problem.cols, plan.pack, problem.offset) * InputsOf(problem.operation);
   plan.tier = Tier::kStream;
   plan.part = problem.part;
   plan.warp_shape = -1;
   plan.block_threads = kStreamThreads;
-  plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
-               : packs <= kMostPacksOfStreamingWarp ? 32
-                                                    : kStreamThreads;
+  plan.lanes = packs <= kMostPacksOfStreamingLanes[arch]  ? kStreamLanes
+               : packs <= kMostPacksOfStreamingWarp[arch] ? 32
+                                                          : kStreamThreads;
   plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
   plan.branches = 1;
   if (problem.part != Part::kStatistics && plan.lanes == kStreamThreads) {
-    plan.branches = static_cast<int>(CeilDiv(packs, kStreamPartPacks));
+    plan.branches = static_cast<int>(CeilDiv(packs, kStreamPartPacks[arch]));
   }
   const int64_t blocks = CeilDiv(problem.rows * plan.branches, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);

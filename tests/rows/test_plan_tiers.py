@@ -50,6 +50,16 @@ def test_tiers_of_row_scalars(dtype, operation, device):
     assert of_odd in (("block_uncached",) if in_leaves else ("block_smem", "cluster"))
 
 
+@pytest.mark.parametrize("operation", oracle.OPERATIONS)
+def test_long_losses_have_kernels_of_two_sums(operation):
+    long_tiers = {
+        "cross_entropy_fwd": ["block_uncached"],
+        "cross_entropy_fwd_grad": ["block_smem", "cluster"],
+    }
+    plans = [plan(cols, "float32", operation) for cols in (64, 4096, 20000, 131072, 1 << 22)]
+    assert {p.tier for p in plans if p.two_sums} == set(long_tiers.get(operation, ()))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

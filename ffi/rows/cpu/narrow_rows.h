@@ -36,11 +36,14 @@ namespace jaxkernels {
 // f32 and gradient: 105: 0.85, 1.99; 128: 0.67, 0.81; 256: 0.70, 0.60
 template <typename Op>
 constexpr int64_t NarrowCols() {
-  using T = typename Op::Storage;
+  using Cols = ByDType<int64_t>;
+  constexpr Cols kTwoInputs = {
+      .float32 = Op::kUsesMax ? 23 : 15, .bfloat16 = 15, .float16 = 15, .float64 = 15};
+  constexpr Cols kKeptTerms = {.float32 = 24, .bfloat16 = 20, .float16 = 20, .float64 = 31};
+  constexpr Cols kOthers = {.float32 = 40, .bfloat16 = 31, .float16 = 31, .float64 = 31};
   if (Op::kTakesLabel) return Op::kSums == 0 ? 47 : Op::kStoresElements ? 199 : 255;
-  if (Op::kInputs == 2) return std::is_same_v<T, float> && Op::kUsesMax ? 23 : 15;
-  if (std::is_same_v<T, float>) return Op::kKeepsTerm ? 24 : 40;
-  return std::is_same_v<T, double> || !Op::kKeepsTerm ? 31 : 20;
+  const Cols& cols = Op::kInputs == 2 ? kTwoInputs : Op::kKeepsTerm ? kKeptTerms : kOthers;
+  return cols[kDTypeOf<typename Op::Storage>];
 }
 template <typename Op>
 inline constexpr int64_t kNarrowCols = NarrowCols<Op>();

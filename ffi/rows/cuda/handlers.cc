@@ -35,6 +35,7 @@ RowProblem ProblemOf(const RowCall& call) {
   problem.tier = call.tier;
   problem.part = call.part;
   problem.narrows = call.result_dtype != call.dtype;
+  problem.all_sums = call.all_sums;
   return problem;
 }
 

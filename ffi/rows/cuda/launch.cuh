@@ -164,17 +164,12 @@ cudaError_t LaunchRowOp(const RowCall& call, const RowPlan& plan, cudaStream_t s
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
-// Op<T, kTwoSums, kCaps> is an operation of cross entropy; long rows have kernels with two sums
-// only. A test of the cap at run time took up to 28 percent longer without a cap.
+// Op<T, kTwoSums, kCaps> is an operation of cross entropy. A test of the cap at run time took up to
+// 28 percent longer without a cap.
 template <typename T, template <typename, bool, bool> typename Op, bool kCaps>
 cudaError_t LaunchLoss(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
-  const bool is_long = IsReadInLeaves(call.operation)
-                           ? plan.tier == Tier::kBlockUncached
-                           : plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster;
-  if (is_long && plan.part == Part::kWhole && !call.all_sums) {
-    return LaunchRowOp<Op<T, true, kCaps>>(call, plan, stream);
-  }
-  return LaunchRowOp<Op<T, false, kCaps>>(call, plan, stream);
+  return plan.two_sums ? LaunchRowOp<Op<T, true, kCaps>>(call, plan, stream)
+                       : LaunchRowOp<Op<T, false, kCaps>>(call, plan, stream);
 }
 
 template <typename T, bool kCaps>
