@@ -110,15 +110,14 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
 #pragma unroll
   for (const int slot : slots[0]) ring.Release(slot);
   if constexpr (kHalves == 2) start(ds, slots[1], 1);
-  const float factor = sides.Apply(forward, tile, block, thread,
-                                   FactorOfScores(forward.scale, exponent_q + exponent_k), p);
+  sides.Apply(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k),
+              p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
-  float r[2], delta[2], halves[2][2], factors_p[2];
+  float r[2], delta[2], halves[2][2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     r[i] = facts[8 * i].r, delta[i] = facts[8 * i].delta;
-    factors_p[i] = ScaleHuge(p, i, factor, IsHuge(r[i]));
     const int exponent = min(max(-(facts[8 * i].e + unit_v), -252), 252);
     halves[i][0] = PowerOfTwo(exponent / 2), halves[i][1] = PowerOfTwo(exponent - exponent / 2);
   }
@@ -126,7 +125,8 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;
-    p[i] = FastExp2(fmaf(p[i], factors_p[j], -r[j]));
+    // Rounded as ScaleHuge rounds, whatever r is: a choice for each row spills registers.
+    p[i] = FastExp2(ScaledScore(p[i], kLog2E) - r[j]);
   }
   WaitForProducts<0>();
   LaunderRegisters(ds);
