@@ -143,7 +143,7 @@ __device__ inline void ScaleRows(float (&sums)[kSums], int (&exponents)[2]) {
     for (int i = 0; i < kSums / 4; ++i) {
       largest = fmaxf(largest, fmaxf(fabsf(sums[4 * i + 2 * r]), fabsf(sums[4 * i + 2 * r + 1])));
     }
-    exponents[r] = max(ExponentOf(FiniteBits(MaximumOfQuad(largest))), -113);
+    exponents[r] = ExponentOf(FiniteBits(MaximumOfQuad(largest)));
     const float scale = PowerOfTwo(exponents[r]);
 #pragma unroll
     for (int i = 0; i < kSums / 4; ++i) {
