@@ -43,7 +43,7 @@ class DeviceLimits:
     ) -> None: ...
 
 class AttentionKernelPlan:
-    """How float32 attention is launched on tensor cores."""
+    """How float32 flash attention is launched."""
 
     padded_depth: Final[int]
     groups: Final[int]

@@ -41,7 +41,7 @@ from jaxkernels._sgemm.options import Options, matrix_dims
 
 # Dimension numbers of the scores, for queries and keys of shape (batch, length, heads, depth).
 _OF_SCORES = (((3,), (3,)), ((0, 2), (0, 2)))
-# Attention without scores has no remat rule, because its derivative needs the log-sums besides the saved result.
+# Flash attention has no remat rule, because its derivative needs the log-sums besides the saved result.
 compat.register_remat_rule(sgemm_primitive.sgemm_p)
 compat.register_remat_rule(bfloat16_products.product_p)
 

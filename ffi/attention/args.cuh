@@ -1,4 +1,4 @@
-// Kernel arguments of attention.
+// Kernel arguments of float32 flash attention.
 #ifndef JAXKERNELS_ATTENTION_ARGS_CUH_
 #define JAXKERNELS_ATTENTION_ARGS_CUH_
 
@@ -31,9 +31,9 @@ struct SplitOperand {
   }
 };
 
-// ScoreSide is a bias or a mask. Strides count elements; they are 0 along broadcast dimensions.
+// StridedScores is a bias or a mask. Strides count elements; they are 0 along broadcast dimensions.
 template <typename T>
-struct ScoreSide {
+struct StridedScores {
   const T* data;  // null without one
   int64_t batch, head, row;
   int column;
@@ -46,8 +46,8 @@ struct ScoreSide {
 
 struct AttentionArgs {
   SplitOperand q, k, v;
-  ScoreSide<float> bias;
-  ScoreSide<uint8_t> mask;
+  StridedScores<float> bias;
+  StridedScores<uint8_t> mask;
   const int* q_lengths;  // null without lengths
   const int* k_lengths;
   BandOfKeys band;
@@ -55,7 +55,8 @@ struct AttentionArgs {
   int head_group;  // heads of queries that share a head of keys
   float* out;      // (batch, queries, heads, depth of values)
   bool out_pairs;  // neighbouring elements of `out` can be stored together
-  // (batch, heads, queries): r and s, so that a row's probabilities are exp2(score - r) / s
+  // (batch, heads, queries): r and s, so that a row's probabilities are exp2(score - r) / s. They
+  // are FlashAttention's m and l, but r is only near the maximum.
   float2* row_sums;
   TileOrder order;
 

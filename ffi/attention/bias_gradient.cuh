@@ -1,4 +1,4 @@
-// The gradient of a bias that batch or heads share, after the kernel of dQ: recomputes P and dS.
+// The kernel of dBias, after that of dQ: recomputes P and dS.
 //
 // Work split: a block has a tile of 128 x 128 elements of the bias, and a group of the heads (of
 // batch members) that share it. It adds their dS in order, in registers. Groups have partial sums
@@ -101,27 +101,27 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   const int exponent_q = __ldg(&forward.q.exponents[block_q]);
   const int exponent_k = __ldg(&forward.k.exponents[block_k]);
   const int exponent_v = __ldg(&forward.v.exponents[block_k]);
-  const int unit_v = UnitOfValues(forward.v, tile.batch, key_head);
-  const RowFacts* const facts = args.gradient.FactsOf(tile, tile.tile) + thread.row;
-  TileSides<1> sides;
-  sides.Load(forward, tile, block, thread);
+  const int least_v = LeastExponent(forward.v, tile.batch, key_head);
+  const RowStats* const stats = args.gradient.StatsOf(tile, tile.tile) + thread.row;
+  TileBiasMask<1> bias_mask;
+  bias_mask.Load(forward, tile, block, thread);
   WaitForProducts<1>();
   LaunderRegisters(p);
 #pragma unroll
   for (const int slot : slots[0]) ring.Release(slot);
   if constexpr (kHalves == 2) start(ds, slots[1], 1);
-  sides.Apply(forward, tile, block, thread, FactorOfScores(forward.scale, exponent_q + exponent_k),
-              p);
+  bias_mask.Apply(forward, tile, block, thread,
+                  FactorOfScores(forward.scale, exponent_q + exponent_k), p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
   float r[2], delta[2], halves[2][2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    r[i] = facts[8 * i].r, delta[i] = facts[8 * i].delta;
-    const int exponent = min(max(-(facts[8 * i].e + unit_v), -252), 252);
+    r[i] = stats[8 * i].r, delta[i] = stats[8 * i].delta;
+    const int exponent = min(max(-(stats[8 * i].e + least_v), -252), 252);
     halves[i][0] = PowerOfTwo(exponent / 2), halves[i][1] = PowerOfTwo(exponent - exponent / 2);
   }
-  const float factor_v = PowerOfNegative(unit_v - exponent_v);
+  const float factor_v = PowerOfNegative(least_v - exponent_v);
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;

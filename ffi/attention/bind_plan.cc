@@ -1,4 +1,4 @@
-// Binds the plan of attention on tensor cores as a Python class.
+// Binds the plan of float32 flash attention as a Python class.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -21,7 +21,7 @@ AttentionPlan Plan(int64_t batch, int64_t queries, int64_t keys, int64_t heads, 
 }  // namespace
 
 void BindAttentionPlan(nb::module_& module) {
-  BindValue<AttentionPlan>(module, "How float32 attention is launched on tensor cores.");
+  BindValue<AttentionPlan>(module, "How float32 flash attention is launched.");
   module.def("plan_attention_kernel", &Plan, nb::arg("batch"), nb::arg("queries"), nb::arg("keys"),
              nb::arg("heads"), nb::arg("key_heads"), nb::arg("depth"), nb::arg("value_depth"),
              nb::arg("limits"), nb::arg("backward") = false,

@@ -1,4 +1,4 @@
-// The forward pass of attention on tensor cores, in float32 accuracy.
+// The forward pass of float32 flash attention.
 //
 // Work split: a block takes one tile of 128 queries after the other. One thread copies; two
 // warpgroups have 64 queries each. A tile of queries meets its blocks of 128 keys in order; hidden
@@ -29,10 +29,10 @@ inline constexpr int kOutputs = PackedTile<kDepth>::kColumns / 2;
 // OutputRows are a thread's two rows of the softmax and of its product with the values.
 template <int kDepth>
 struct OutputRows {
-  float out[PackedTile<kDepth>::kHalves][kOutputs<kDepth>];  // times 2^unit and the row's sum
+  float out[PackedTile<kDepth>::kHalves][kOutputs<kDepth>];  // times 2^exponent and the row's sum
   float sum[2];                                              // of the thread's columns
   float shift[2];  // minus the references; infinite while no key was seen
-  int unit;        // least exponent of the blocks of values so far
+  int exponent;    // least exponent of the blocks of values so far
 };
 
 // MaximumOfQuad returns the maximum over the four lanes that share a row.
@@ -142,7 +142,7 @@ template <int kDepth>
 using ForwardRing = AttentionRing<kDepth, PackedTile<kDepth>::kHalves>;
 
 // AttendBlock adds a block of keys to the rows. `last`: no other block follows.
-template <int kDepth, bool kSides>
+template <int kDepth, bool kBiasMask>
 __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<kDepth>& ring,
                                    typename ForwardRing<kDepth>::Cursor& cursor,
                                    const QueryTile& tile, int block, bool last, int keys,
@@ -160,24 +160,24 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
     slots[half] = ring.Take(cursor);
     StartScores<kDepth>(scores, ring.Resident(half) + first_row, ring.Slot(slots[half]), half > 0);
   }
-  [[maybe_unused]] TileSides<kHalves == 1 ? 2 : 1> sides;
-  if constexpr (kSides) sides.Load(args, tile, block, thread);
+  [[maybe_unused]] TileBiasMask<kHalves == 1 ? 2 : 1> bias_mask;
+  if constexpr (kBiasMask) bias_mask.Load(args, tile, block, thread);
   WaitForProducts<0>();
   LaunderRegisters(scores);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) ring.Release(slots[half]);
   if (last) ring.ReleaseResident();
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  if constexpr (kSides) factor = sides.Apply(args, tile, block, thread, factor, scores);
+  if constexpr (kBiasMask) factor = bias_mask.Apply(args, tile, block, thread, factor, scores);
   HideByBand(scores, args, tile, block, keys, thread);
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);
   const PairsOfA<kStepsOfBlock / 2> probabilities[2] = {PairsOfA<kStepsOfBlock / 2>(&scores[0]),
                                                         PairsOfA<kStepsOfBlock / 2>(&scores[32])};
-  const int unit = min(rows.unit, exponent_v);
-  const float factor_v = PowerOfNegative(unit - exponent_v);
-  const float factor_out = PowerOfNegative(unit - rows.unit);
-  rows.unit = unit;
+  const int exponent = min(rows.exponent, exponent_v);
+  const float factor_v = PowerOfNegative(exponent - exponent_v);
+  const float factor_out = PowerOfNegative(exponent - rows.exponent);
+  rows.exponent = exponent;
   rescale[0] *= factor_out, rescale[1] *= factor_out;
   // The sums of 64 keys are promoted while those of the next 64, or of the other half, are
   // computed.
@@ -219,7 +219,7 @@ __device__ inline void StorePair(const float2& pair, float* to, int count, bool 
 template <int kDepth>
 __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& tile,
                                  const ThreadOfTile& thread, const OutputRows<kDepth>& rows) {
-  const float undo = PowerOfTwo(-rows.unit);
+  const float undo = PowerOfTwo(-rows.exponent);
   const int length = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
   const int depth = args.v.depth;
 #pragma unroll
@@ -251,7 +251,7 @@ __device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& til
 }
 
 // AttendTiles is called by the threads of two warpgroups.
-template <int kDepth, bool kSides>
+template <int kDepth, bool kBiasMask>
 __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
   const ThreadOfTile thread;
   typename ForwardRing<kDepth>::Cursor cursor;
@@ -272,12 +272,12 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<
     }
     rows.sum[0] = rows.sum[1] = 0.0f;
     rows.shift[0] = rows.shift[1] = kInfinity<float>;
-    rows.unit = 126;  // the largest exponent
+    rows.exponent = 126;  // the largest exponent
     if (blocks.begin == blocks.end) ring.ReleaseResident();
 #pragma unroll 1
     for (int block = blocks.begin; block < blocks.end; ++block) {
-      AttendBlock<kDepth, kSides>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
-                                  thread, exponent_q, rows);
+      AttendBlock<kDepth, kBiasMask>(args, ring, cursor, tile, block, block + 1 == blocks.end, keys,
+                                     thread, exponent_q, rows);
     }
     StoreRows(args, tile, thread, rows);
   }
@@ -311,12 +311,12 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kD
   }
 }
 
-template <int kDepth, bool kSides>
+template <int kDepth, bool kBiasMask>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionForward(const __grid_constant__ AttentionArgs args) {
   RunWarpgroups<ForwardRing<kDepth>>(
       [&](const auto& ring) { CopyTiles<kDepth>(args, ring); },
-      [&](const auto& ring) { AttendTiles<kDepth, kSides>(args, ring); });
+      [&](const auto& ring) { AttendTiles<kDepth, kBiasMask>(args, ring); });
 }
 
 }  // namespace jaxkernels

@@ -1,7 +1,7 @@
-// The FFI handlers of attention on tensor cores.
+// The FFI handlers of float32 flash attention.
 //
 // Owns: the parser of a call with its checks, and the path to a plan and a launch. Must not know:
-// how a kernel works. Handlers never allocate or synchronise, so that CUDA graphs can capture it.
+// how a kernel works. Handlers never allocate or synchronise, so that CUDA graphs can capture them.
 // The scratch is the last result, which XLA allocates.
 #include <cuda_runtime_api.h>
 
@@ -83,9 +83,9 @@ struct Reader {
   }
 
   template <typename T>
-  void TakeSide(const char* name, Shape scores, ScoreOperand<T>* side) {
-    side->data = TakeNext<T>(name, &scores, /*broadcasts=*/true);
-    std::copy(scores.begin(), scores.end(), side->shape);
+  void TakeScores(const char* name, Shape scores, ScoreOperand<T>* operand) {
+    operand->data = TakeNext<T>(name, &scores, /*broadcasts=*/true);
+    std::copy(scores.begin(), scores.end(), operand->shape);
   }
 };
 
@@ -111,8 +111,8 @@ struct ParsedCall {
     call.v = reader->Take<float>("v", v, {batch, keys, of_v[2], of_v[3]});
     const Shape scores = {batch, heads, queries, keys};
     Shape lengths = {batch};
-    if (has_bias) reader->TakeSide("bias", scores, &call.bias);
-    if (has_mask) reader->TakeSide("mask", scores, &call.mask);
+    if (has_bias) reader->TakeScores("bias", scores, &call.bias);
+    if (has_mask) reader->TakeScores("mask", scores, &call.mask);
     if (has_q_lengths) call.q_lengths = reader->TakeNext<int32_t>("q_lengths", &lengths);
     if (has_k_lengths) call.k_lengths = reader->TakeNext<int32_t>("k_lengths", &lengths);
     const auto bound = [](int64_t side) {

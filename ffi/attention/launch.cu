@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "attention/backward.cuh"
 #include "attention/bias_gradient.cuh"
+#include "attention/forward.cuh"
+#include "attention/key_gradient.cuh"
 #include "attention/launch.h"
+#include "attention/query_gradient.cuh"
+#include "attention/split_gradient.cuh"
 #include "core/launch_kernel.h"
 
 namespace jaxkernels {
@@ -32,22 +35,22 @@ SplitOperand OperandOf(const float* data, int64_t member, int64_t rows, int64_t 
 }
 
 template <typename T>
-ScoreSide<T> SideOf(const ScoreOperand<T>& operand, int64_t member) {
-  ScoreSide<T> side = {};
-  if (operand.data == nullptr) return side;
+StridedScores<T> StridedScoresOf(const ScoreOperand<T>& operand, int64_t member) {
+  StridedScores<T> scores = {};
+  if (operand.data == nullptr) return scores;
   int64_t strides[4], elements = 1;
   for (int i = 3; i >= 0; --i) {
     strides[i] = operand.shape[i] == 1 ? 0 : elements;
     elements *= operand.shape[i];
   }
-  side = {.data = operand.data + member * strides[0],
-          .batch = strides[0],
-          .head = strides[1],
-          .row = strides[2],
-          .column = static_cast<int>(strides[3])};
-  side.pairs =
-      side.column == 1 && operand.shape[3] % 2 == 0 && IsAligned(operand.data, 2 * sizeof(T));
-  return side;
+  scores = {.data = operand.data + member * strides[0],
+            .batch = strides[0],
+            .head = strides[1],
+            .row = strides[2],
+            .column = static_cast<int>(strides[3])};
+  scores.pairs =
+      scores.column == 1 && operand.shape[3] % 2 == 0 && IsAligned(operand.data, 2 * sizeof(T));
+  return scores;
 }
 
 AttentionArgs ArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
@@ -60,8 +63,8 @@ AttentionArgs ArgsOf(const AttentionProblem& p, const AttentionPlan& plan,
   return {.q = OperandOf(call.q, member, p.queries, p.heads, p.depth, call.scratch, scratch.q),
           .k = key_operand(call.k, p.depth, scratch.k),
           .v = key_operand(call.v, p.value_depth, scratch.v),
-          .bias = SideOf(call.bias, member),
-          .mask = SideOf(call.mask, member),
+          .bias = StridedScoresOf(call.bias, member),
+          .mask = StridedScoresOf(call.mask, member),
           .q_lengths = Member(call.q_lengths, member, 1),
           .k_lengths = Member(call.k_lengths, member, 1),
           .band = call.band,
@@ -82,14 +85,14 @@ GradientArgs GradientArgsOf(const AttentionProblem& p, const AttentionPlan& plan
   const AttentionScratch scratch = MakeAttentionScratch(
       members, p.queries, p.keys, p.heads, p.key_heads, plan.padded_depth, /*backward=*/true);
   const int64_t rows = p.queries * p.heads, key_rows = p.keys * p.key_heads;
-  static_assert(sizeof(RowFacts) == kRowFactsBytes);
+  static_assert(sizeof(RowStats) == kRowStatsBytes);
   SplitOperand g =
       OperandOf(gradients.dy, member, p.queries, p.heads, p.value_depth, call.scratch, scratch.g);
   g.packs = g.packs && IsAligned(call.out, 16);
   return {.forward = ArgsOf(p, plan, call, scratch, member, members),
           .g = g,
           .out = Member(call.out, member, rows * p.value_depth),
-          .facts = reinterpret_cast<RowFacts*>(call.scratch + scratch.facts),
+          .stats = reinterpret_cast<RowStats*>(call.scratch + scratch.stats),
           .scale = call.scale,
           .dq = Member(gradients.dq, member, rows * p.depth),
           .dk = Member(gradients.dk, member, key_rows * p.depth),
@@ -106,7 +109,7 @@ unsigned BlocksOfOperand(const SplitOperand& operand, int64_t members) {
   return static_cast<unsigned>(members * operand.heads * operand.blocks);
 }
 
-bool HasSides(const AttentionArgs& args) {
+bool HasBiasMask(const AttentionArgs& args) {
   return args.bias.data != nullptr || args.mask.data != nullptr;
 }
 
@@ -130,14 +133,14 @@ cudaError_t LaunchForward(const AttentionPlan& plan, const AttentionArgs& args, 
   const cudaError_t error = LaunchSplit<kDepth>(args, members, stream);
   if (error != cudaSuccess) return error;
   return LaunchKernel(
-      HasSides(args) ? AttentionForward<kDepth, true> : AttentionForward<kDepth, false>,
+      HasBiasMask(args) ? AttentionForward<kDepth, true> : AttentionForward<kDepth, false>,
       ShapeOf(plan, args.order.Count()), stream, args);
 }
 
 template <int kDepth>
 cudaError_t LaunchBackward(const AttentionPlan& plan, const GradientArgs& args, int64_t members,
                            cudaStream_t stream) {
-  const bool sides = HasSides(args.forward);
+  const bool bias_mask = HasBiasMask(args.forward);
   cudaError_t error = LaunchSplit<kDepth>(args.forward, members, stream);
   if (error == cudaSuccess) {
     error = LaunchKernel(SplitGradient<kDepth>,
@@ -145,12 +148,12 @@ cudaError_t LaunchBackward(const AttentionPlan& plan, const GradientArgs& args, 
   }
   if (error == cudaSuccess) {
     error = LaunchKernel(
-        sides ? AttentionQueryGradient<kDepth, true> : AttentionQueryGradient<kDepth, false>,
+        bias_mask ? AttentionQueryGradient<kDepth, true> : AttentionQueryGradient<kDepth, false>,
         ShapeOf(plan, args.forward.order.Count()), stream, args);
   }
   if (error != cudaSuccess) return error;
   return LaunchKernel(
-      sides ? AttentionKeyGradient<kDepth, true> : AttentionKeyGradient<kDepth, false>,
+      bias_mask ? AttentionKeyGradient<kDepth, true> : AttentionKeyGradient<kDepth, false>,
       ShapeOf(plan, args.key_order.Count()), stream, args);
 }
 

@@ -1,4 +1,4 @@
-// Launches the kernels of attention.
+// Launches the kernels of float32 flash attention.
 //
 // Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate
 // or wait, so that CUDA graphs can capture them.

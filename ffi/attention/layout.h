@@ -1,4 +1,4 @@
-// The layout of split operands of attention, and of the scratch.
+// The layout of the split operands of float32 flash attention, and of the scratch.
 //
 // Owns: the sizes of tiles, and the offsets in the scratch. Must not know: CUDA, XLA.
 //
@@ -71,11 +71,11 @@ struct SplitPlaces {
 struct AttentionScratch {
   SplitPlaces q, k, v;
   SplitPlaces g;  // dO, in the backward pass only
-  int64_t facts;  // RowFacts of each row of g
+  int64_t stats;  // RowStats of each row of g
   int64_t bytes;
 };
 
-inline constexpr int kRowFactsBytes = 16;
+inline constexpr int kRowStatsBytes = 16;
 
 // MakeAttentionScratch lays out the scratch of `batch` members.
 inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int64_t keys,
@@ -97,7 +97,7 @@ inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int
   take_split(scratch.v, keys, key_heads);
   if (backward) {
     take_split(scratch.g, queries, heads);
-    scratch.facts = take(scratch.g.blocks * kBlockRows * kRowFactsBytes);
+    scratch.stats = take(scratch.g.blocks * kBlockRows * kRowStatsBytes);
   }
   return scratch;
 }

@@ -19,20 +19,20 @@ constexpr int64_t kBytesOfHeads = int64_t{24} << 20;
 
 std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {
   if (!limits.has_wgmma) {
-    return "float32 attention without scores needs Hopper's tensor cores and code for them";
+    return "float32 flash attention needs Hopper's tensor cores and code for them";
   }
   if (std::min({p.batch, p.queries, p.keys, p.heads, p.key_heads, p.depth, p.value_depth}) < 1) {
     return "there is nothing to compute";
   }
   if (p.heads % p.key_heads != 0) return "heads of queries are no multiple of those of keys";
   if (std::max(p.depth, p.value_depth) > kMaxDepth) {
-    return "float32 attention without scores takes depths up to " + std::to_string(kMaxDepth);
+    return "float32 flash attention takes depths up to " + std::to_string(kMaxDepth);
   }
   const bool is_large =
       std::max({p.batch, p.queries, p.keys, p.heads}) >= kOpenBand ||
       p.batch * p.heads >= kOpenBand ||
       p.batch * p.heads * CeilDiv(std::max(p.queries, p.keys), kBlockRows) >= kOpenBand;
-  return is_large ? "float32 attention without scores takes fewer than 2^30 tiles" : "";
+  return is_large ? "float32 flash attention takes fewer than 2^30 tiles" : "";
 }
 
 }  // namespace

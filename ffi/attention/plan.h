@@ -1,4 +1,4 @@
-// The policy of attention on tensor cores: (problem, device limits) -> plan.
+// The policy of float32 flash attention: (problem, device limits) -> plan.
 //
 // Owns: which problems the kernels serve, the groups of the batch, the scratch and the grid. Must
 // not know: CUDA, XLA, Python.

@@ -62,9 +62,9 @@ struct ThreadOfTile {
   }
 };
 
-// RowSides are the bias and the mask of 16 scores of a thread: those of one of its two rows, in 64
-// columns. They are garbage beyond the arrays.
-struct RowSides {
+// RowBiasMask holds the bias and the mask of 16 scores of a thread: those of one of its two rows,
+// in 64 columns. They are garbage beyond the arrays.
+struct RowBiasMask {
   float bias[16];
   uint32_t bits;  // 1 if the mask shows the score
 
@@ -79,9 +79,9 @@ struct RowSides {
   }
 };
 
-// LoadSides loads the sides of a query and of keys from `key` on.
-__device__ inline void LoadSides(const AttentionArgs& args, const QueryTile& tile, int query,
-                                 int key, RowSides& sides) {
+// LoadBiasMask loads those of a query and of keys from `key` on.
+__device__ inline void LoadBiasMask(const AttentionArgs& args, const QueryTile& tile, int query,
+                                    int key, RowBiasMask& bias_mask) {
   query = min(query, args.q.rows - 1);
   const bool whole = key + 64 <= args.k.rows;
   if (args.bias.data != nullptr) {
@@ -90,45 +90,45 @@ __device__ inline void LoadSides(const AttentionArgs& args, const QueryTile& til
 #pragma unroll
       for (int i = 0; i < 16; i += 2) {
         const float2 pair = __ldg(reinterpret_cast<const float2*>(from + key + 4 * i));
-        sides.bias[i] = pair.x, sides.bias[i + 1] = pair.y;
+        bias_mask.bias[i] = pair.x, bias_mask.bias[i + 1] = pair.y;
       }
     } else {
       const int last = (args.k.rows - 1) * args.bias.column;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
-        sides.bias[i] = __ldg(from + min(key + i / 2 * 8 + i % 2, last));
+        bias_mask.bias[i] = __ldg(from + min(key + i / 2 * 8 + i % 2, last));
       }
     }
   }
   if (args.mask.data == nullptr) return;
   const uint8_t* const from = args.mask.Row(tile, query);
-  sides.bits = 0;
+  bias_mask.bits = 0;
   if (whole && args.mask.pairs) {
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
       const uint32_t pair = __ldg(reinterpret_cast<const uint16_t*>(from + key + 4 * i));
-      sides.bits |= (pair & 1) << i | (pair >> 8 & 1) << (i + 1);
+      bias_mask.bits |= (pair & 1) << i | (pair >> 8 & 1) << (i + 1);
     }
   } else {
     const int last = (args.k.rows - 1) * args.mask.column;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const bool seen = __ldg(from + min(key + i / 2 * 8 + i % 2, last)) != 0;
-      sides.bits |= uint32_t{seen} << i;
+      bias_mask.bits |= uint32_t{seen} << i;
     }
   }
 }
 
-// TileSides are the sides of a thread's 64 scores, in 4 parts: parts 0 and 1 are its rows in the
-// first 64 columns. kEarly parts are loaded before the scores are there.
+// TileBiasMask holds the bias and the mask of a thread's 64 scores, in 4 parts: parts 0 and 1 are
+// its rows in the first 64 columns. kEarly parts are loaded before the scores are there.
 template <int kEarly>
-struct TileSides {
-  RowSides parts[kEarly];
+struct TileBiasMask {
+  RowBiasMask parts[kEarly];
 
   __device__ void LoadPart(const AttentionArgs& args, const QueryTile& tile, int block,
                            const ThreadOfTile& thread, int i) {
-    LoadSides(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
-              block * kBlockRows + thread.column + i / 2 * 64, parts[i % kEarly]);
+    LoadBiasMask(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
+                 block * kBlockRows + thread.column + i / 2 * 64, parts[i % kEarly]);
   }
   __device__ void Load(const AttentionArgs& args, const QueryTile& tile, int block,
                        const ThreadOfTile& thread) {

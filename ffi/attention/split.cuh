@@ -1,4 +1,4 @@
-// The pass before attention: splits queries, keys and values into pairs of float16.
+// The pass before the kernels: splits queries, keys and values into pairs of float16.
 //
 // x 2^e = high + low. The exponent e of a block of rows brings its largest element into
 // [2^14, 2^15). A pair keeps 22 bits of elements down to 2^-17 of the largest; smaller ones have an

@@ -1,1 +1,1 @@
-"""Attention: cuDNN's flash attention, or our softmax between two products."""
+"""Attention: flash attention by cuDNN or our kernels, or our softmax between two products."""

@@ -1,4 +1,4 @@
-"""Chooses the implementation of attention: cuDNN, our kernels without scores, or our softmax.
+"""Chooses the implementation of attention: cuDNN, our flash kernels, or our softmax.
 
 `why_not_cudnn` and `why_not_kernels` exclude the calls that cuDNN and the kernels cannot serve as
 documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are slower. To tune these, run
@@ -53,7 +53,7 @@ _LEAST_CAPABILITY = 80
 MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
-# The kernels without scores run from this number of scores on, times the part of the tiles of 128 queries
+# Our flash kernels run from this number of scores on, times the part of the tiles of 128 queries
 # that T fills: T / (128 ceil(T / 128)). 2^22 lies between the first two shapes. Times in ms, the kernels
 # first, then our softmax: H200, 2026-11-26, shapes as below, forward only or with gradients "(g)", for the
 # kernels the sum of two timings. Each timing includes 0.045 ms of dispatch by the host.
@@ -159,7 +159,7 @@ def choose(problem: Problem, machine: Machine | None) -> tuple[AttentionImplemen
 
 
 def _is_large(problem: Problem) -> bool:
-    """Whether the kernels without scores are faster than our softmax between products."""
+    """Whether our flash kernels are faster than our softmax between products."""
     batch, t, s, heads, _, _ = problem.shape
     filled = t / (128 * -(-t // 128))
     return batch * heads * t * s * filled >= LEAST_SCORES
@@ -194,17 +194,17 @@ def _is_faster_in_cudnn(problem: Problem) -> bool:
 
 
 def why_not_kernels(problem: Problem, limits: DeviceLimits | None) -> str:
-    """The reason why our kernels without scores cannot serve a problem; empty if they can."""
+    """The reason why our flash kernels cannot serve a problem; empty if they can."""
     if problem.dtype != "float32":
-        return f"our kernels without scores multiply float32, not {problem.dtype}"
+        return f"our flash kernels multiply float32, not {problem.dtype}"
     if limits is None:
-        return "the platform has no kernels without scores"
+        return "the platform has no flash kernels"
     if problem.bias == "float64":
         return "a bias of float64 would be rounded to float32"
     if problem.bias not in (None, *TYPES_OF_CUDNN, "float32"):
-        return f"our kernels without scores take no bias of {problem.bias}"
+        return f"our flash kernels take no bias of {problem.bias}"
     if problem.empty_rows != "zero":
-        return "our kernels without scores give 0 for queries without keys"
+        return "our flash kernels give 0 for queries without keys"
     return tensor_cores.why_not(problem.shape, limits)
 
 
