@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import memory_stats
 import numpy as np
 import pytest
-from attention_cases import Sizes, check
+from attention_cases import Sizes
 from cases import ON_GPU
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -59,39 +59,15 @@ def arguments(sizes):
     return found | {"wide-window": {"local_window_size": (150, 20)}}
 
 
-def pulled(q, k, v, dy, attention=pinned, **options):
-    """The result, the log-sum-exps, and the cotangents of q, k, v and the bias."""
-    moving = (q, k, v, options.pop("bias")) if "bias" in options else (q, k, v)
-    of = functools.partial(attention, return_residual=True, **options)
-    y, pull, sums = jax.vjp(of, *moving, has_aux=True)
-    return y, sums, pull(dy)
-
-
-def within_lengths(sizes, options):
-    """Which rows (B, 1, T) are within the lengths of the queries."""
-    lengths = options.get("query_seq_lengths", np.full(sizes.B, sizes.T))
-    return np.arange(sizes.T) < np.reshape(lengths, (-1, 1, 1))
+pulled = functools.partial(flash_cases.pulled, attention=pinned)
 
 
 def check_all(sizes, attention=pinned):
     operands, dy, sets = cases.operands(sizes), cases.operands(sizes, seed=1)[0], arguments(sizes)
     run = {name: functools.partial(pulled, attention=attention, **x) for name, x in sets.items()}
     results = jax.jit(lambda *x: {name: one(*x) for name, one in run.items()})(*operands, dy)
-    for name, (y, sums, (*found, last)) in results.items():
-        truth = flash_cases.truth(operands, "float32", **sets[name])
-        check(y, truth.result(), name)
-        rows = within_lengths(sizes, sets[name])
-        want = np.where(rows, truth.log_sum_exp, -np.inf).swapaxes(1, 2)
-        np.testing.assert_allclose(sums, want, rtol=2e-6, atol=2e-5, err_msg=name)
-        want = truth.gradients(dy)
-        if "bias" in sets[name]:
-            shared = tuple(i for i, size in enumerate(last.shape) if size == 1)
-            total = [part.sum(shared, keepdims=True) for part in want["scores"]]
-            check(last, total, f"{name}: dbias")
-        else:
-            found.append(last)
-        for letter, x in zip("qkv", found, strict=True):
-            check(x, want[letter], f"{name}: d{letter}")
+    for name, result in results.items():
+        flash_cases.check_pulled(result, operands, dy, name, **sets[name])
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -272,7 +248,7 @@ def check_simulated(program, s, depth, band, letters):
     scale = float(np.float32(0.7) / np.sqrt(np.float32(s.H)))
     truth = cases.Truth(q, k, np.pad(v, wider), scale=scale, **options)
     of = {name: x.value for name, x in truth.gradients(np.pad(dy, wider)).items()}
-    rows = within_lengths(s, options)
+    rows = flash_cases.within_lengths(s.B, s.T, options)
     sums = np.where(rows, truth.log_sum_exp, -np.inf)
     want = [truth.result().value[..., :depth], sums, of["q"], of["k"], of["v"][..., :depth]]
     want += [of["scores"].sum(0)] * ("b" in letters)

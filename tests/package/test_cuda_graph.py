@@ -21,7 +21,7 @@ THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
 PROGRAM = """
 import sys
 sys.path.insert(0, ".")
-import cases, gemm_cases, jax, jax.numpy as jnp, masked_cases, numpy as np
+import cases, flash_cases, gemm_cases, jax, jax.numpy as jnp, masked_cases, numpy as np
 import jaxkernels as jk
 from jaxkernels._core import validate
 
@@ -86,10 +86,25 @@ def check_products(a, b, results):
     gemm_cases.check(with_c, a, b.T, plain[-1], alpha=0.5, beta=2.0)
     gemm_cases.check(outer, a.T, b)
 
+BIAS = cases.logits("normal", 2 * 480, 480, "float32").reshape(1, 2, 480, 480)
+HEADS = {"bias": BIAS, "is_causal": True}
+
+def heads_of(x, t):
+    q, dy = (y[:, :960].reshape(1, -1, 2, 64) for y in (x, t))
+    return q, dy[:, ::-1], q[:, ::-1], dy
+
+@jax.jit
+def flash_attention(x, t):
+    return flash_cases.pulled(*heads_of(x, t), implementation=flash_cases.kernels(), **HEADS)
+
+def check_attention(x, t, results):
+    *operands, dy = heads_of(x, t)
+    flash_cases.check_pulled(results, operands, dy, "attention", **HEADS)
+
 # Products of lines that begin at multiples of 16 bytes are copied by the tensor memory accelerator.
 programs = [(row_operations, check_row_operations, COLS),
-            (attention_scores, check_attention_scores, COLS), (products, check_products, COLS),
-            (products, check_products, COLS - 1)]
+            (attention_scores, check_attention_scores, COLS), (flash_attention, check_attention, COLS),
+            (products, check_products, COLS), (products, check_products, COLS - 1)]
 inputs = {
     (cols, seed): (cases.logits("normal", ROWS, cols, "float32", seed),
                    cases.cotangents(ROWS, cols, "float32", seed))
@@ -107,7 +122,9 @@ for function, check, cols in programs:
         assert jax.tree.all(same), (function, call, same)
         if call >= 8:
             check(*inputs[cols, seed], last)
-    print(function.__name__, len(jax.tree.leaves(last)))
+    # One call computes a result; two compute those of our flash kernels.
+    calls = 2 if function is flash_attention else len(jax.tree.leaves(last))
+    print(function.__name__, calls)
 """
 
 
@@ -127,24 +144,24 @@ def thunks(text):
     return found
 
 
-def check_captured(text, results):
-    """Every result of a program has its custom call, and all of them stand inside command buffers."""
-    calls = [inside for kind, inside in thunks(text) if kind == "kCustomCall"]
-    assert len(calls) >= results, text
-    assert all(calls), text
+def check_captured(text, calls):
+    """A program has this many custom calls or more, and all of them are inside command buffers."""
+    found = [inside for kind, inside in thunks(text) if kind == "kCustomCall"]
+    assert len(found) >= calls, text
+    assert all(found), text
 
 
 def test_runs_inside_a_command_buffer(gpu, tmp_path):
     flags = f"{FLAGS} --xla_dump_to={tmp_path}"
     stdout, _ = run_python("-c", PROGRAM, XLA_FLAGS=flags, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     programs = [line.split() for line in stdout.splitlines()]
-    names = ["row_operations", "attention_scores", "products", "products"]
+    names = ["row_operations", "attention_scores", "flash_attention", "products", "products"]
     assert [name for name, _ in programs] == names
-    for name, results in programs:
+    for name, calls in programs:
         dumps = list(tmp_path.glob(f"*jit_{name}*thunk_sequence_after_thunk_passes*"))
         assert dumps, sorted(p.name for p in tmp_path.iterdir())
         for dump in dumps:
-            check_captured(dump.read_text(), int(results))
+            check_captured(dump.read_text(), int(calls))
 
 
 def test_reading_of_the_dump():
@@ -158,9 +175,9 @@ def test_reading_of_the_dump():
         ("kCustomCall", False),
     ]
     check_captured(inside, 1)
-    for broken, results in ((text, 1), (inside, 2)):  # a call outside, a call missing
+    for broken, calls in ((text, 1), (inside, 2)):  # a call outside, a call missing
         with pytest.raises(AssertionError):
-            check_captured(broken, results)
+            check_captured(broken, calls)
 
 
 def test_values_of_the_program():
@@ -171,7 +188,7 @@ def test_values_of_the_program():
 @pytest.mark.skipif(sys.platform != "linux", reason="CUDA modules are built on Linux only")
 def test_every_cuda_handler_has_the_trait():
     """Read from the sources, so that a machine without a GPU notices a handler that lost it."""
-    for source in ("rows/cuda/handlers.cc", "sgemm/handlers.cc"):
+    for source in ("attention/handlers.cc", "rows/cuda/handlers.cc", "sgemm/handlers.cc"):
         _, *definitions = (ROOT / "ffi" / source).read_text().split("XLA_FFI_DEFINE_HANDLER")
         assert definitions
         assert all("kCmdBufferCompatible" in d.split(";")[0] for d in definitions), source

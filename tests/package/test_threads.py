@@ -12,7 +12,7 @@ PROGRAM = """
 import faulthandler, sys, threading
 faulthandler.enable()
 sys.path.insert(0, ".")
-import cases, gemm_cases, jax, jax.numpy as jnp, numpy as np, row_parts_cases
+import cases, flash_cases, gemm_cases, jax, jax.numpy as jnp, numpy as np, row_parts_cases
 import jaxkernels as jk
 
 THREADS, CALLS = 8, int(sys.argv[1])
@@ -49,9 +49,16 @@ def products(x, t):
     deep = jk.matmul(a, b.T), jk.matmul(a, b.T, algorithm="tensor")
     return *deep, jk.matmul(a.T[:512], b), jk.sgemm(a, b, trans_b=True, algorithm="split_tile")
 
+def attention(x, t):
+    results = []
+    for heads, depth in ((2, 32), (1, 64)):
+        q, dy = (y[:, : y.shape[1] // 64 * 64].reshape(1, -1, heads, depth) for y in (x, t))
+        results.append(flash_cases.pulled(q, dy, q, dy, implementation=flash_cases.kernels()))
+    return results
+
 calls = []
-for function in (row_operations, losses, masked, parts, products):
-    for dtype in WORDS if function is not products else ("float32",):
+for function in (row_operations, losses, masked, parts, products, attention):
+    for dtype in WORDS if function not in (products, attention) else ("float32",):
         program = jax.jit(function)
         for cols in COLS:
             operands = jax.device_put(

@@ -4,14 +4,18 @@ On a GPU cuDNN and our kernels run them. Elsewhere the machine is an H200 by nam
 for a model of cuDNN, and for the plain form in the place of our kernels.
 """
 
+import functools
+
 import attention_cases
 import cudnn_model  # noqa: F401 (gives JAX's calls of cuDNN a lowering for CPUs)
 import jax
 import numpy as np
+from attention_cases import check
 from cases import ON_GPU
 from jax._src.interpreters import mlir
 from oracle import storage
 
+import jaxkernels as jk
 from jaxkernels._attention import choice, flash, plain, tensor_cores
 from jaxkernels._core import devices, registry
 
@@ -49,6 +53,12 @@ def take_hopper(monkeypatch):
     """Traces and lowers on a machine without a GPU as on one with an H200."""
     monkeypatch.setattr(choice, "this_machine", h200)
     monkeypatch.setattr(registry, "has_kernels", lambda platform: platform in ("cpu", "cuda"))
+
+
+def kernels():
+    """The name of our flash kernels if this machine has them; None, the default, if not."""
+    has_any = ON_GPU and registry.has_kernels("cuda")
+    return "ffi_flash" if has_any and devices.limits_of(None).has_wgmma else None
 
 
 def arguments(sizes, dtype, seed=0):
@@ -121,3 +131,36 @@ def truth(operands, dtype, **options):
         options["mask"] = finite if mask is None else finite & mask
         options["bias"] = np.where(finite, bias, 0)
     return attention_cases.Truth(*operands, dtype, **options)
+
+
+def pulled(q, k, v, dy, attention=jk.dot_product_attention, **options):
+    """The result, the log-sum-exps, and the cotangents of q, k, v and the bias."""
+    moving = (q, k, v, options.pop("bias")) if "bias" in options else (q, k, v)
+    of = functools.partial(attention, return_residual=True, **options)
+    y, pull, sums = jax.vjp(of, *moving, has_aux=True)
+    return y, sums, pull(dy)
+
+
+def within_lengths(batch, t, options):
+    """Which rows (B, 1, T) are within the lengths of the queries."""
+    lengths = options.get("query_seq_lengths", np.full(batch, t))
+    return np.arange(t) < np.reshape(lengths, (-1, 1, 1))
+
+
+def check_pulled(results, operands, dy, name, **options):
+    """Holds the results of `pulled` against the truth."""
+    y, sums, (*found, last) = results
+    expected = truth(operands, "float32", **options)
+    check(y, expected.result(), name)
+    rows = within_lengths(*y.shape[:2], options)
+    want = np.where(rows, expected.log_sum_exp, -np.inf).swapaxes(1, 2)
+    np.testing.assert_allclose(sums, want, rtol=2e-6, atol=2e-5, err_msg=name)
+    want = expected.gradients(dy)
+    if "bias" in options:
+        shared = tuple(i for i, size in enumerate(last.shape) if size == 1)
+        total = [part.sum(shared, keepdims=True) for part in want["scores"]]
+        check(last, total, f"{name}: dbias")
+    else:
+        found.append(last)
+    for letter, x in zip("qkv", found, strict=True):
+        check(x, want[letter], f"{name}: d{letter}")

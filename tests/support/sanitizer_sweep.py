@@ -8,7 +8,9 @@ import argparse
 import faulthandler
 import functools
 
+import attention_cases
 import cases
+import flash_cases
 import gemm_cases
 import jax
 import masked_cases
@@ -159,6 +161,23 @@ def sweep_losses(dtype, tiers):
     return count
 
 
+def sweep_attention():
+    """Our flash kernels: depths of every layout, and lengths that end within tiles."""
+    name, some = (
+        flash_cases.kernels(),
+        ((130, 200, 2, 1, 64), (40, 130, 1, 1, 17), (129, 129, 1, 1, 128)),
+    )
+    count = 0
+    for sizes in (attention_cases.Sizes(1, *size) for size in some if name):
+        operands, dy = attention_cases.operands(sizes), attention_cases.operands(sizes, seed=1)[0]
+        sets = attention_cases.arguments(sizes)
+        for options in (sets["plain"], sets["everything"]):
+            results = flash_cases.pulled(*operands, dy, implementation=name, **options)
+            flash_cases.check_pulled(results, operands, dy, str(sizes), **options)
+            count += 1
+    return count
+
+
 def sweep_slices(dtype):
     """Operands that begin anywhere within 16 bytes: rows that are staged, gathered, and in parts."""
     shapes = ((35, 3), (35, 8), (33, 64), (5, 1024), (2, 20001))
@@ -168,7 +187,7 @@ def sweep_slices(dtype):
 
 
 # A process may run a selection of these parts; each takes a tool minutes.
-PARTS = ("products", "thin", "rows", "losses")
+PARTS = ("products", "thin", "attention", "rows", "losses")
 OF_DTYPES = ("rows", "losses")
 
 
@@ -183,12 +202,14 @@ def main(backend, dtypes, parts, as_arguments):
         cases.all_operations = with_constants(cases.all_operations)
         masked_cases.results_of = with_constants(masked_cases.results_of)
         narrow_cases.results_of = with_constants(narrow_cases.results_of)
+        flash_cases.pulled = with_constants(flash_cases.pulled)
         gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
         rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
     on_gpu = backend == "gpu"
     count = sweep_products() if on_gpu and "products" in parts else 0
     count += sweep_thin() if on_gpu and "thin" in parts else 0
+    count += sweep_attention() if on_gpu and "attention" in parts else 0
     tiers = validate.TIERS if on_gpu else (None,)  # a CPU has no tiers
     for dtype in dtypes:
         if "rows" in parts:
