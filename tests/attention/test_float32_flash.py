@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import memory_stats
 import numpy as np
 import pytest
+import raw_calls
+import slice_cases
 from attention_cases import Sizes
 from cases import ON_GPU
 from jax.sharding import AxisType
@@ -93,23 +95,29 @@ def test_plain_form_in_their_place(monkeypatch):
     check_all(SIZES["shallow"])
 
 
-@pytest.mark.parametrize("length", [512, 8192])
+def errors_of(name, length):
+    """Errors of each result, by our kernels and by XLA at the highest precision."""
+    *given, bias = attention_pairs.operands(name, length, np.random.default_rng(1))
+    want = attention_pairs.exact(*given, 1 / math.sqrt(given[0].shape[1]), bias)
+    options = {} if bias is None else {"bias": bias[None, None]}
+    found = {key: [] for key in ("O", "dQ", "dK", "dV", "dBias") if key in want}
+    for implementation in ("ffi_flash", "xla"):
+        run = functools.partial(flash_cases.pulled, implementation=implementation)
+        with jax.default_matmul_precision("highest"):
+            y, _, gradients = jax.jit(run)(*(x[None, :, None] for x in given), **options)
+        for key, x in zip(found, (y, *gradients), strict=True):
+            own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
+            found[key].append(attention_pairs.errors(own, want[key]))
+    return found
+
+
+@pytest.mark.parametrize("length", [512, 8192, 32768])
 @pytest.mark.parametrize("name", attention_pairs.NAMES)
 def test_errors(hopper, name, length):
     """Relative errors are those of float32 for any distribution of the operands."""
     if length > 512 and name not in attention_pairs.LONG:
         pytest.skip("the length matters for few distributions")
-    q, k, v, do, bias = attention_pairs.operands(name, length, np.random.default_rng(1))
-    q, do, bias = q[:512], do[:512], None if bias is None else bias[:512]
-    scale = 1 / math.sqrt(q.shape[1])
-    want, single = (
-        attention_pairs.exact(q, k, v, do, scale, bias, t) for t in (np.float64, np.float32)
-    )
-    options = {} if bias is None else {"bias": bias[None, None]}
-    y, _, found = jax.jit(pulled)(*(x[None, :, None] for x in (q, k, v, do)), **options)
-    for key, x in zip(("O", "dQ", "dK", "dV", "dBias"), (y, *found), strict=False):
-        own = np.asarray(x)[0, 0] if key == "dBias" else np.asarray(x)[0, :, 0]
-        mine, theirs = (attention_pairs.errors(z, want[key]) for z in (own, single[key]))
+    for key, (mine, theirs) in errors_of(name, length).items():
         assert mine[0] <= max(1.05 * theirs[0], 5e-7), (key, mine, theirs)
         assert mine[1] <= max(2 * theirs[1], 5e-6) or key != "O", (key, mine, theirs)
 
@@ -321,6 +329,61 @@ def test_platforms_that_cannot_be_pinned():
         if platform == "tpu" or not registry.has_kernels("cuda"):
             with pytest.raises(NotImplementedError, match=f"ffi_flash.*({why})"):
                 jax.jit(pinned).trace(x, x, x).lower(lowering_platforms=(platform,))
+
+
+@pytest.mark.parametrize("target", registry.ATTENTION_TARGETS)
+@pytest.mark.parametrize("scale", [math.inf, math.nan, 0, -1])
+def test_scales_that_handlers_refuse(hopper, target, scale):
+    with jax.enable_x64(True):
+        call = raw_calls.right_call(target, np.random.default_rng(1))
+        assert not raw_calls.refusal(target, call)
+        call.attributes["scale"] = np.float32(scale)
+        assert "scale must be positive and finite" in raw_calls.refusal(target, call)
+
+
+def test_row_sums_between_two_pairs(hopper):
+    """XLA passes a slice in place or copies it: an error, or the right gradients."""
+    target = registry.ATTENTION_BACKWARD_TARGET
+    with jax.enable_x64(True):
+        call = raw_calls.right_call(target, np.random.default_rng(1))
+        results = [jax.ShapeDtypeStruct(*result) for result in call.results]
+        rng = np.random.default_rng(2)
+        operands = [rng.random(shape, np.float32) for shape, _ in call.operands]
+        wide = np.pad(operands.pop(4).ravel(), 1)
+
+        def gradients(offset, wide, *others):
+            sums = slice_cases.cut(wide, offset, call.operands[4][0])
+            operands = (*others[:4], sums, *others[4:])
+            return jax.ffi.ffi_call(target, results)(*operands, **call.attributes)[:3]
+
+        run = jax.jit(gradients, static_argnums=0)
+        want = run(0, np.roll(wide, -1), *operands)
+        try:
+            assert jax.tree.all(jax.tree.map(np.array_equal, run(1, wide, *operands), want))
+        except (ValueError, jax.errors.JaxRuntimeError) as error:
+            assert "multiple of 8 bytes" in str(error)  # noqa: PT017
+
+
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((2**30, 1, 1, 1, 1), "fewer than 2.30 tiles"),
+        ((2**29, 1, 1, 4, 4), "fewer than 2.30 tiles"),
+        ((2**15, 2**15, 1, 2**12, 1), "fewer than 2.30 tiles"),
+        ((MOST, MOST, MOST, MOST, MOST), "fewer than 2.30 tiles"),
+        ((1, 1, MOST, 1, 1), "fewer than 2.30 tiles"),
+        ((1, 1, 1, MOST, 2), "heads of queries"),
+        ((1, 1, 0, 1, 1), "nothing to compute"),
+    ],
+)
+def test_sizes_that_the_plan_refuses(sizes, message):
+    limits = flash_cases.h200().limits
+    for backward in (False, True):
+        with pytest.raises(ValueError, match=message):
+            registry.cpu_module.plan_attention_kernel(*sizes, 64, 64, limits, backward)
 
 
 def test_plan_keeps_the_scratch_small():

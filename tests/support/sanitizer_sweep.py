@@ -163,12 +163,10 @@ def sweep_losses(dtype, tiers):
 
 def sweep_attention():
     """Our flash kernels: depths of every layout, and lengths that end within tiles."""
-    name, some = (
-        flash_cases.kernels(),
-        ((130, 200, 2, 1, 64), (40, 130, 1, 1, 17), (129, 129, 1, 1, 128)),
-    )
+    name, shapes = flash_cases.kernels(), ((130, 200, 2, 64), (40, 130, 1, 17), (129, 129, 1, 128))
     count = 0
-    for sizes in (attention_cases.Sizes(1, *size) for size in some if name):
+    for t, keys, heads, depth in shapes if name else ():
+        sizes = attention_cases.Sizes(1, t, keys, heads, 1, depth)
         operands, dy = attention_cases.operands(sizes), attention_cases.operands(sizes, seed=1)[0]
         sets = attention_cases.arguments(sizes)
         for options in (sets["plain"], sets["everything"]):
