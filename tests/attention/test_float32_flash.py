@@ -203,7 +203,7 @@ def test_memory(hopper):
 
 # Sizes, the depth of values, the band, and letters for options: b(ias), m(ask), q and k (lengths),
 # h(uge biases of rows with tiny cotangents), l(arge scores), x (a NaN in a key), n (NaN beyond the
-# lengths), w(ide: 1e12 there).
+# lengths), w(ide: 1e12 there), r(ows of dO spread over 2^-34).
 OPEN = 10**9
 SIMULATED = (
     (Sizes(2, 300, 257, 4, 2, 64), 64, (-OPEN, OPEN), "_"),
@@ -216,13 +216,22 @@ SIMULATED = (
     (Sizes(1, 140, 200, 1, 1, 32), 32, (-OPEN, OPEN), "x"),
     (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "qkn"),
     (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "qkw"),
+    SPREAD := (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "br"),
 )
+# A file, and a replacement; PLANTED is true in the runs with the mistake.
+MISTAKES = {
+    "a cross product": ("scores", "Multiply(scores, a_low", "if (!PLANTED) Multiply(scores, a_low"),
+    "one scale": ("split_gradient", "ExponentOf(largest)", "(PLANTED ? 0 : ExponentOf(largest))"),
+    "a tile": ("args", "kBlockRows + 1}", "kBlockRows + !PLANTED}"),
+    "another row": ("key_gradient", "8 * i + j].delta", "8 * i + (PLANTED ? 0 : j)].delta"),
+    "a batch member": ("bias_gradient", "all = batch *", "all = (batch - PLANTED) *"),
+}
 LARGEST = np.finfo(np.float32).max
 HUGE = np.float32([-3e7, 5e7, -1e8, -1e9, -LARGEST, LARGEST])
 
 
 @np.errstate(all="ignore")  # the truth, too, computes with NaN
-def check_simulated(program, s, depth, band, letters):
+def check_simulated(program, s, depth, band, letters, mistake="no mistake"):
     rng = np.random.default_rng(1)
     q, k, v = (np.array(x) / np.float32(1.5) for x in cases.operands(s))  # standard normal
     v, dy = v[..., :depth], rng.standard_normal((s.B, s.T, s.N, depth)).astype(np.float32)
@@ -232,6 +241,8 @@ def check_simulated(program, s, depth, band, letters):
         "query_seq_lengths": np.arange(s.B, dtype=np.int32) + s.T // 2,
         "key_value_seq_lengths": np.arange(s.B, dtype=np.int32) + s.S * 3 // 4,
     }
+    if "r" in letters:
+        dy *= np.exp2(-34 * rng.random((*dy.shape[:3], 1))).astype(np.float32)
     if "h" in letters:  # equal scores, whatever the bias
         rows = slice(70, 70 + HUGE.size)
         q[:, rows], sides["bias"][:, :, rows] = 0, HUGE[:, None]
@@ -249,7 +260,9 @@ def check_simulated(program, s, depth, band, letters):
         operands = [np.where(*x, beyond) for x in zip(seen, operands, strict=True)]
     given = b"".join(np.ascontiguousarray(x).tobytes() for x in (*operands, *sides.values()))
     sizes = map(str, (*dataclasses.astuple(s), depth, *band, letters))
-    run = subprocess.run([program, *sizes], input=given, capture_output=True, check=True)
+    run = subprocess.run(
+        [program, *sizes], input=given, capture_output=True, check=True, env={mistake: "1"}
+    )
     options = {name: x for name, x in sides.items() if name[0] in letters}
     options["local_window_size"] = (-band[0], band[1])
     wider = [(0, 0)] * 3 + [(0, s.H - depth)]  # the truth has one depth
@@ -278,21 +291,41 @@ def check_simulated(program, s, depth, band, letters):
             continue
         error = np.linalg.norm(own.reshape(parts, -1).sum(0) - x.ravel()) / np.linalg.norm(x)
         assert error < 1e-6, (name, error)
+        if "r" in letters and name == "dq":
+            assert attention_pairs.errors(own.reshape(-1, s.H), x.reshape(-1, s.H))[1] < 5e-6
     assert found.size == 0
 
 
-def test_simulated_kernels(tmp_path):
-    """A CPU runs the kernels thread by thread, with a model of copies and tensor cores."""
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory):
+    """A program that runs the kernels on a CPU, thread by thread, with a model of copies and tensor cores."""
     compiler, include = shutil.which("c++"), Path("/usr/local/cuda/include")
     if compiler is None or not include.exists():
         pytest.skip("no C++ compiler, or no CUDA headers")
-    folder, program = ROOT / "tests/support/simulator", tmp_path / "program"
+    folder, built = ROOT / "tests/support/simulator", tmp_path_factory.mktemp("simulator")
+    shutil.copytree(ROOT / "ffi/attention", built / "attention")
+    for mistake, (name, right, wrong) in MISTAKES.items():
+        source = built / f"attention/{name}.cuh"
+        before, after = source.read_text().split(right)
+        planted = wrong.replace("PLANTED", f'(std::getenv("{mistake}") != nullptr)')
+        source.write_text(before + planted + after)
     # A kernel's shared memory is thread-local here, and has no initializer.
     flags = ["-std=c++20", "-O2", "-fno-extern-tls-init"]
-    flags += [f"-I{path}" for path in (folder, ROOT / "ffi", include)]
+    flags += [f"-I{path}" for path in (folder, built, ROOT / "ffi", include)]
+    program = built / "program"
     subprocess.run([compiler, *flags, folder / "attention.cc", "-o", program], check=True)
-    for case in SIMULATED:
-        check_simulated(program, *case)
+    return program
+
+
+@pytest.mark.parametrize("case", SIMULATED, ids=lambda case: case[-1])
+def test_simulated_kernels(simulator, case):
+    check_simulated(simulator, *case)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes(simulator, mistake):
+    with pytest.raises(AssertionError):
+        check_simulated(simulator, *SPREAD, mistake)
 
 
 def test_calls_have_the_attributes_that_the_handlers_read(as_on_hopper):
