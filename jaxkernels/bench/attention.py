@@ -7,15 +7,18 @@
   ``both`` y and the gradient, from the scores and a given cotangent, by ``jax.vjp``.
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
-  one, and by cuDNN's fused kernel.
+  one, and by cuDNN's fused kernel. On a GPU with torch, float32 also runs by torch's memory-efficient kernel.
 * With ``--drawn N``, instead of these: layers of random sizes (``attention_sizes``). Is the default the
   fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi``, ``ffi_flash`` and ``xla`` name one.
+  float32 has shorter lengths and smaller depths, too.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -144,6 +147,34 @@ def _our_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
         return jk.dot_product_attention(*arrays[:3], **how, **given)
 
 
+def _of_torch(case: Case) -> Function:
+    """The memory-efficient layer of torch, of (cotangent, queries, keys, values) and a bias, mask or lengths."""
+
+    def prepare(torch: Any, dy: Any, q: Any, k: Any, v: Any, *side: Any) -> Function:
+        batch, length, heads = q.shape[:3]
+        keys, groups = k.shape[1], heads // k.shape[2]
+        if _kind(case) == "lengths":
+            side = (torch.arange(keys, device=q.device) < side[0][:, None, None, None],)
+        mask = side[0].expand(batch, heads, length, keys) if side else None
+        attention = torch.nn.functional.scaled_dot_product_attention
+        kernel = torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION
+        is_both = case["direction"] == "both"
+        moving = [x.requires_grad_(is_both) for x in (q, k, v)]
+
+        def call() -> Any:
+            repeated = [x.repeat_interleave(groups, 2) if groups > 1 else x for x in (k, v)]
+            given = (x.transpose(1, 2) for x in (q, *repeated))
+            with torch.nn.attention.sdpa_kernel(kernel):
+                y = attention(*given, attn_mask=mask, is_causal=_kind(case) == "causal")
+                y = y.transpose(1, 2)
+                gradients = torch.autograd.grad(y, moving, dy) if is_both else ()
+            return y.detach(), *gradients
+
+        return call
+
+    return programs.of_torch(prepare)
+
+
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
     "scores": {"copy": lambda _, x, *mask: jnp.copy(x), "xla": _xla_softmax, "ours": _our_softmax},
     "layers": {
@@ -156,9 +187,12 @@ _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
-    """The contenders of a group; cuDNN has no float32, and `ffi_flash` nothing else."""
-    lacks = "cudnn" if case["dtype"] == "float32" else "ffi_flash"
-    return [name for name in _CONTENDERS[case["group"]] if name != lacks]
+    """The contenders of a group; cuDNN has no float32, and `ffi_flash` and torch's kernel nothing else."""
+    is_float32 = case["dtype"] == "float32"
+    lacks = "cudnn" if is_float32 else "ffi_flash"
+    found = [name for name in _CONTENDERS[case["group"]] if name != lacks]
+    has_torch = jax.default_backend() == "gpu" and importlib.util.find_spec("torch")
+    return [*found, *(["torch"] if is_float32 and has_torch and case["group"] != "scores" else [])]
 
 
 def _path(function: Function, arguments: Arguments) -> str:
@@ -171,6 +205,8 @@ def _path(function: Function, arguments: Arguments) -> str:
 def program(case: Case, name: str) -> Program:
     """A contender's program; a copy is the same in both directions."""
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
+    if name == "torch":
+        return Program(_of_torch(case), partial(_draw, case), jit=False)
     look: dict[str, Function] = {"temp_bytes": programs.temp_bytes} if is_scores and is_both else {}
     if not is_scores and name in ("ours", "default"):
         look["path"] = _path
@@ -227,15 +263,25 @@ def _over_best(m: Measured) -> float | None:
     return ratio and 1 / ratio
 
 
+def _of_default(peer: str, m: Measured) -> float | None:
+    return m.ratio(peer, "default")
+
+
 def _views(run: Run) -> list[t.View]:
     """A table of scores for each dtype and direction, and one of all layers; or random layers."""
+    torch = ["torch"] if any("torch" in m.records for m in run.measured) else []
     if any(m["group"] == "drawn" for m in run.measured):
         columns = t.fields("kind", "direction", "dtype", *DRAWN_SIZES)
         columns.append(t.extra("path", "path", contender="default"))
-        columns += [t.time(f"{name} ms", name) for name in _CONTENDERS["drawn"]]
+        names = [*_CONTENDERS["drawn"], *torch]
+        columns += [t.time(f"{name} ms", name) for name in names]
         columns.append(t.Column("over best", _over_best, "{:.3f}"))
-        of_best = t.Sweep("default of the best", _of_best, lambda m: label(m.case), 1 / TOLERANCE)
-        return [of_best.view("attention of drawn sizes", columns)]
+        of_case = lambda m: label(m.case)  # noqa: E731
+        of_best = t.Sweep("default of the best", _of_best, of_case, 1 / TOLERANCE)
+        peers = {f"default over {n}": partial(_of_default, n) for n in ("ffi", "xla", *torch)}
+        sweeps = [of_best, *(t.Sweep(what, ratio, of_case) for what, ratio in peers.items())]
+        view = of_best.view("attention of drawn sizes", columns)
+        return [replace(view, notes=lambda some: [sweep.summary(some) for sweep in sweeps])]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
@@ -251,8 +297,9 @@ def _views(run: Run) -> list[t.View]:
         return columns
 
     layers = t.fields("dtype", "direction", "variant", "batch", "length", "heads", "depth")
-    layers += [xla, t.time("cuDNN ms", "cudnn"), ours, gain]
-    layers += [t.times_faster("x cuDNN", "cudnn", "ours")]
+    layers += [xla, t.time("cuDNN ms", "cudnn"), *(t.time("torch ms", name) for name in torch)]
+    layers += [ours, gain, t.times_faster("x cuDNN", "cudnn", "ours")]
+    layers += [t.times_faster("x torch", name, "ours") for name in torch]
     layers += [t.extra("path of ours", "path", contender="ours")]
     of_scores = ("of model: time over that of the model bytes at the rate of the copy",)
     of_layers = ("XLA's float32 at the highest precision; cuDNN has no float32",)

@@ -15,7 +15,12 @@ from jaxkernels.bench.records import Case
 
 KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
 _KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
-_DEPTHS = (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256)
+# The least length and the depths of 16-bit layers, and of float32 ones.
+_LEAST = {False: 128, True: 17}
+_DEPTHS = {
+    False: (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256),
+    True: (8, 16, 24, 32, 32, 40, 64, 64, 64, 72, 96, 128, 128),
+}
 DRAWN_SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 # Most scores of a case; four float32 arrays of them take 4 GiB.
 _MOST_SCORES = 2**28
@@ -25,7 +30,7 @@ _PART = 5
 
 
 def drawn_cases(count: int, seed: int) -> Iterable[Case]:
-    """Random cases, alternately forward and with gradients: all in 16 bits, then the same in float32."""
+    """Random cases, alternately forward and with gradients: in 16 bits, then in float32."""
     for is_wide in (False, True):
         yield from _cases(count, random.Random(seed), is_wide)
 
@@ -33,7 +38,8 @@ def drawn_cases(count: int, seed: int) -> Iterable[Case]:
 def _cases(count: int, draw: random.Random, is_wide: bool) -> Iterable[Case]:
     for i in range(count):
         (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
-        sizes = _sizes(draw, _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES)
+        most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
+        sizes = _sizes(draw, most, is_wide)
         if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
             sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
         dtype = "bfloat16" if draw.random() < 0.7 else "float16"
@@ -42,13 +48,15 @@ def _cases(count: int, draw: random.Random, is_wide: bool) -> Iterable[Case]:
         yield {**about, **sizes, "part": i // _PART + count * is_wide}
 
 
-def _sizes(draw: random.Random, most: int) -> dict[str, int]:
+def _sizes(draw: random.Random, most: int, is_wide: bool) -> dict[str, int]:
     def between(low: int, high: int) -> int:
         return round(low * (high / low) ** draw.random())
 
     def length() -> int:
-        drawn = between(128, 8192)
-        return drawn | 1 if draw.random() < 0.25 else max(128, drawn // 64 * 64)
+        drawn = between(_LEAST[is_wide], 8192)
+        if draw.random() < 0.25:
+            return drawn | 1
+        return drawn if drawn < 128 else drawn // 64 * 64
 
     t = length()
     s = t if draw.random() < 0.8 else length()
@@ -63,5 +71,5 @@ def _sizes(draw: random.Random, most: int) -> dict[str, int]:
     while heads * t * s > most:
         heads, key_heads = heads // key_heads, 1
         heads = max(1, heads // 2) if heads * t * s > most else heads
-    sizes = (batch, t, s, heads, key_heads, draw.choice(_DEPTHS))
+    sizes = (batch, t, s, heads, key_heads, draw.choice(_DEPTHS[is_wide]))
     return dict(zip(DRAWN_SIZES, sizes, strict=True))

@@ -21,9 +21,8 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ import jaxkernels as jk
 from jaxkernels.bench import rows, traffic
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.options import count, seeded, several
-from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
+from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal, of_torch
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, row_case
 from jaxkernels.bench.suite import Arguments, Function, Options, Program
@@ -154,33 +153,28 @@ def function_of(name: str, direction: str) -> Function:
 
 
 def _of_torch(direction: str, compiled: bool) -> Function:
-    """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
-
-    It raises NotImplementedError if torch cannot use the memory of JAX's device. `jax.block_until_ready`
-    waits for its results.
-    """
-    torch: Any = importlib.import_module("torch")
-    loss = torch.nn.functional.cross_entropy
-    loss = torch.compile(loss) if compiled else loss
+    """The loss of torch, of JAX's (label, x), or of (label, cotangent, x) for ``none``."""
     reduction = "none" if direction == "none" else "mean"
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    seen: dict[int, Any] = {}
 
-    def call(*arguments: Any) -> SimpleNamespace:
-        key = id(arguments[-1])
-        if key not in seen:
-            if arguments[-1].device.platform != "cpu" and not torch.cuda.is_available():
-                raise NotImplementedError("torch has no CUDA")
-            label, *cotangent, x = map(torch.from_dlpack, arguments)
-            seen[key] = label.long(), cotangent, x.requires_grad_(direction != "loss")
-        label, cotangent, x = seen[key]
-        x.grad = None
-        value = loss(x, label, reduction=reduction)
-        if direction != "loss":
-            value.backward(*cotangent)
-        return SimpleNamespace(results=(value.detach(), x.grad), block_until_ready=wait)
+    @cache
+    def loss_of(torch: Any) -> Function:
+        loss = torch.nn.functional.cross_entropy
+        return torch.compile(loss) if compiled else loss
 
-    return call
+    def prepare(torch: Any, label: Any, *rest: Any) -> Function:
+        *cotangent, x = rest
+        label, x = label.long(), x.requires_grad_(direction != "loss")
+
+        def call() -> Any:
+            x.grad = None
+            value = loss_of(torch)(x, label, reduction=reduction)
+            if direction != "loss":
+                value.backward(*cotangent)
+            return value.detach(), x.grad
+
+        return call
+
+    return of_torch(prepare)
 
 
 def _link(name: str, direction: str) -> Function:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxkernels.bench.suite import Arguments
+from jaxkernels.bench.suite import Arguments, Function
 from jaxkernels.bench.timing import last_level_cache_bytes
 
 # The scale of a head of depth 64.
@@ -87,6 +89,27 @@ def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Call
         return (y, *pullback(cotangent))
 
     return result_and_gradients
+
+
+def of_torch(prepare: Callable[..., Callable[[], Any]]) -> Function:
+    """The function to time, of JAX's arrays: it calls what `prepare(torch, *tensors)` returns.
+
+    It raises NotImplementedError if torch cannot use the memory of JAX's device. `jax.block_until_ready`
+    waits for its results.
+    """
+    torch: Any = importlib.import_module("torch")
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    prepared: dict[Any, Callable[[], Any]] = {}
+
+    def call(*arguments: Any) -> SimpleNamespace:
+        key = tuple(map(id, arguments))
+        if key not in prepared:
+            if arguments[-1].device.platform != "cpu" and not torch.cuda.is_available():
+                raise NotImplementedError("torch has no CUDA")
+            prepared[key] = prepare(torch, *map(torch.from_dlpack, arguments))
+        return SimpleNamespace(results=prepared[key](), block_until_ready=wait)
+
+    return call
 
 
 def _compiled(function: Any, arguments: Arguments) -> Any:

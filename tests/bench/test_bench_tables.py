@@ -71,7 +71,7 @@ TABLES = [
                      {"copy": 0.768, "ours": 0.24 * 3 + 0.384 * 2}),
         of_attention("scores", "mask", "both", (2, 3, 4), {"copy": 0.768, "ours": 1.92 + 0.032}),
         of_attention("scores", "causal", "fwd", (1, 16, 4096), {"copy": 1, "ours": 1}),
-        of_attention("layers", "causal", "fwd", (1, 2, 8, 4), {"xla": 4, "ours": 2, "cudnn": 1},
+        of_attention("layers", "causal", "fwd", (1, 2, 8, 4), {"xla": 4, "ours": 2, "cudnn": 1, "torch": 3},
                      path="ffi"),
     ]),
     # The default and its path have one program: the mean of both times counts. 1.03 reaches the limit.
@@ -134,9 +134,9 @@ length batch heads variant copy TB/s XLA ms ours ms x XLA ours of model XLA of m
 4096 1 16 causal 2.15 - 1.000 - 1.33 -
 of model: time over that of the model bytes at the rate of the copy
 attention: attention layers
-dtype direction variant batch length heads depth XLA ms cuDNN ms ours ms x XLA x cuDNN path \
-of ours
-float32 fwd causal 1 8 2 4 4.000 1.000 2.000 2.00 0.50 ffi
+dtype direction variant batch length heads depth XLA ms cuDNN ms torch ms ours ms x XLA x cuDNN \
+x torch path of ours
+float32 fwd causal 1 8 2 4 4.000 1.000 3.000 2.000 2.00 0.50 1.50 ffi
 XLA's float32 at the highest precision; cuDNN has no float32
 attention: attention of drawn sizes
 kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms \
@@ -146,6 +146,10 @@ bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - - 1.030
 bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - - -
 default of the best of 2 cases: geometric mean 0.881, worst 0.800 (drawn bias fwd float16 \
 3x9x9x4x2x8), 1 below 0.971
+default over ffi of 2 cases: geometric mean 0.805, worst 0.333 (drawn bias fwd float16 \
+3x9x9x4x2x8), 1 below 1
+default over xla of 1 cases: geometric mean 0.533, worst 0.533 (drawn bias fwd float16 \
+3x9x9x4x2x8), 1 below 1
 sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
 product by us TFLOP/s relF of bound of cuBLAS
 1024^3 auto 1000.0 2.15 1.0e-07 0.250 2.000
