@@ -1,12 +1,14 @@
 """The suite ``float32``: whole models in float32, forward and as a training step.
 
-One run compares the same Flax model with five implementations: ``ours`` (our products, attention and
-loss), ``pipelined`` (ours, with all products on the FFMA units), ``matmuls`` (XLA's, by `float32_matmuls`),
+One run compares the same Flax model with six implementations: ``ours`` (our products, attention and
+loss), ``scores`` (ours, with attention that keeps its scores), ``pipelined`` (ours, with all products on
+the FFMA units), ``matmuls`` (XLA's, by `float32_matmuls`),
 ``highest`` (XLA's, at the highest precision of products) and ``default`` (XLA's, at JAX's default precision,
 which on an NVIDIA GPU is TF32).
 
-The models are ``attention``, an attention layer; ``mlp``, two linear layers with a GELU between them; and
-``char_lm``, a decoder-only transformer of characters. ``fwd`` is the result, and ``step`` the loss and
+The models are ``attention``, an attention layer; ``triangle``, AlphaFold's triangle attention with a pair
+bias and a key mask; ``mlp``, two linear layers with a GELU between them; and ``char_lm``, a decoder-only
+transformer of characters. ``fwd`` is the result, and ``step`` the loss and
 the gradients of all parameters. ``temp GB`` is the memory of the compiled program beyond arguments and
 results. ``relF`` is the norm of the difference of the result (or the gradients) from that of ``highest``,
 relative to its norm. ``trace ms`` is the processor time of tracing the program: that of ``matmuls`` over
@@ -30,16 +32,18 @@ from jaxkernels.bench.records import Case, Run, key_of
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 DIRECTIONS = ("fwd", "step")
-OURS = ("ours", "pipelined")
+OURS = ("ours", "scores", "pipelined")
 NAMES = (*OURS, "matmuls", "highest", "default")
 _TRACES = 3  # the least time counts
 GPU_SIZES: Mapping[str, Mapping[str, int]] = {
     "attention": {"batch": 4, "length": 2048, "heads": 16, "depth": 64},
+    "triangle": {"length": 384, "heads": 4, "depth": 32, "features": 128},
     "mlp": {"rows": 8192, "features": 1024, "hidden": 4096},
     "char_lm": {"batch": 32, "length": 512, "layers": 6, "heads": 6, "features": 384},
 }
 CPU_SIZES: Mapping[str, Mapping[str, int]] = {
     "attention": {"batch": 2, "length": 64, "heads": 4, "depth": 16},
+    "triangle": {"length": 24, "heads": 2, "depth": 8, "features": 16},
     "mlp": {"rows": 64, "features": 32, "hidden": 128},
     "char_lm": {"batch": 2, "length": 32, "layers": 1, "heads": 4, "features": 64},
 }
@@ -61,7 +65,8 @@ def _jitted(key: str, name: str) -> Function:
     from jaxkernels.bench import float32_models as models
 
     case = json.loads(key)
-    parts = models.OURS if name in OURS else models.XLA
+    ours = models.SCORES if name == "scores" else models.OURS
+    parts = ours if name in OURS else models.XLA
     whole = models.layer_of(case, parts).apply
     if case["direction"] == "step":
         whole = jax.value_and_grad(models.loss_of(case, parts))
@@ -148,7 +153,7 @@ SUITE = Suite(
     name="float32",
     summary="models in float32, forward and training step, compared with XLA at two precisions",
     cases=_cases,
-    names=lambda case, options: NAMES,
+    names=lambda case, options: [n for n in NAMES if n != "scores" or case["model"] != "mlp"],
     program=program,
     label=lambda case: f"float32 {case['model']} {case['direction']}",
     views=_views,

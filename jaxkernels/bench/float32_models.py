@@ -40,6 +40,10 @@ OURS = Parts(
     jaxkernels.flax.dot_product_attention,
     partial(jk.cross_entropy, reduction="mean"),
 )
+# Attention as before the flash kernels: scores are kept in memory.
+SCORES = OURS._replace(
+    attention=partial(jaxkernels.flax.dot_product_attention, implementation="ffi")
+)
 XLA = Parts(jax.lax.dot_general, linen.dot_product_attention, _cross_entropy)
 
 
@@ -77,8 +81,28 @@ class _CharModel(linen.Module):
         return dense(_VOCABULARY)(linen.LayerNorm()(x))
 
 
+class _TriangleAttention(linen.Module):
+    """AlphaFold's attention over the rows of a pair representation, around their starting nodes."""
+
+    parts: Parts
+    heads: int
+    depth: int
+
+    @linen.compact
+    def __call__(self, pair: jax.Array) -> jax.Array:
+        dense = partial(linen.DenseGeneral, use_bias=False, dot_general=self.parts.dot_general)
+        x = linen.LayerNorm()(pair)
+        q, k, v, gate = (dense((self.heads, self.depth))(x) for _ in range(4))
+        bias = dense(self.heads)(x).transpose(2, 0, 1)[None]
+        visible = jnp.arange(pair.shape[1]) < pair.shape[1] * 7 // 8
+        y = self.parts.attention(q, k, v, bias=bias, mask=visible[None, None, None])
+        return pair + dense(pair.shape[-1], axis=(-2, -1))(y * linen.sigmoid(gate))
+
+
 def layer_of(case: Case, parts: Parts) -> Any:
     """The layer of a case with a contender's functions."""
+    if case["model"] == "triangle":
+        return _TriangleAttention(parts, case["heads"], case["depth"])
     if case["model"] == "char_lm":
         return _CharModel(parts, case["layers"], case["heads"], case["features"])
     if case["model"] == "attention":
@@ -93,6 +117,8 @@ def inputs_of(case: Case, seed: int) -> Arguments:
         shape = (case["batch"], case["length"] + 1)
         text = jax.random.randint(jax.random.key(seed), shape, 0, _VOCABULARY)
         return text[:, :-1], text[:, 1:]
+    if case["model"] == "triangle":
+        return (normal(seed, (case["length"], case["length"], case["features"])),)
     if case["model"] == "attention":
         return (normal(seed, (case["batch"], case["length"], case["heads"] * case["depth"])),)
     return (normal(seed, (case["rows"], case["features"])),)

@@ -200,7 +200,7 @@ def test_an_error_of_a_linear_loss_is_seen(monkeypatch):
 
 # Products of a forward program and of a step: a linear layer has one, and two more for its
 # gradients, but for that of x in the first; attention has two, and four more.
-PRODUCTS = {"attention": (6, 15), "mlp": (2, 5), "char_lm": (9, 27)}
+PRODUCTS = {"attention": (6, 15), "triangle": (8, 24), "mlp": (2, 5), "char_lm": (9, 27)}
 
 
 @pytest.mark.parametrize("direction", [0, 1], ids=float32.DIRECTIONS)

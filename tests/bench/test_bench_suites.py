@@ -140,7 +140,7 @@ CELLS = [
     ("sgemm", 31, 0xFC6BF385),
     ("sgemm --groups families peers", 11, 0x991C84C6),
     ("sgemm --drawn 60 --seed 3", 60, 0x508E3053),
-    ("float32", 6, 0x6F914E04),
+    ("float32", 8, 0x3FCEC52C),
     ("map --seed 3", 450, 0x71B60AD0),
     ("rungs --seed 3", 160, 0x650B165B),
     ("regress", 143, 0x72C0E5D3),
