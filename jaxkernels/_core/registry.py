@@ -1,22 +1,25 @@
 """Loads the extension modules and registers their FFI targets with XLA.
 
 Owns: which targets exist, on which platforms they can be called, and why not. Importing this module
-registers them and initialises no JAX backend; only the functions that look for devices do. Must not
-know: what a target computes.
+registers them, warns if no GPU of the machine can run them, and initialises no JAX backend; only the
+functions that look for devices do. Must not know: what a target computes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
+import os
 import platform as python_platform
 import re
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -166,13 +169,49 @@ def cuda_devices() -> list[Any]:
         return []
 
 
+@functools.cache
+def _devices_without_code() -> list[Any]:
+    """The GPUs of the machine if JAX may use them and none can run the CUDA module; otherwise empty.
+
+    NVML lists them without initialising CUDA, so the process can still fork.
+    """
+    platforms = (jax.config.jax_platforms or "cuda").split(",")  # pyright: ignore[reportAttributeAccessIssue]
+    if (
+        cuda_module is None
+        or importlib.util.find_spec("jax_plugins") is None
+        or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        or not {"cuda", "gpu"} & set(platforms)
+    ):
+        return []
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return []
+    count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
+    name, byref = ctypes.create_string_buffer(96), ctypes.byref
+    nvml.nvmlInit_v2()
+    nvml.nvmlDeviceGetCount_v2(byref(count))
+    devices = []
+    for index in range(count.value):
+        handle = ctypes.c_void_p()  # stays null if this process may not use the GPU
+        nvml.nvmlDeviceGetHandleByIndex_v2(index, byref(handle))
+        nvml.nvmlDeviceGetName(handle, name, len(name))
+        if nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0:
+            kind, capability = name.value.decode(), f"{major.value}.{minor.value}"
+            devices.append(SimpleNamespace(device_kind=kind, compute_capability=capability))
+    nvml.nvmlShutdown()
+    architectures = cuda_module.architectures()
+    runs = (has_code_for(device.compute_capability, architectures) for device in devices)
+    return [] if any(runs) else devices
+
+
 @functools.cache  # once per process: a program is lowered many times
 def _why_no_code() -> str:
     """The reason if a GPU of this process cannot run the CUDA module; empty if all GPUs can."""
     if cuda_module is None:
         return _why_no_cuda
     architectures = cuda_module.architectures()
-    for device in cuda_devices():
+    for device in _devices_without_code() or cuda_devices():
         if not has_code_for(device.compute_capability, architectures):
             return (
                 f"the CUDA kernels of jaxkernels are compiled for {architectures}, not for the "
@@ -183,7 +222,8 @@ def _why_no_code() -> str:
 
 def _remedy() -> str:
     """How to build for the GPUs of this process, or for an H100 or H200 if it has none."""
-    capabilities = [device.compute_capability for device in cuda_devices()] or ["9.0"]
+    devices = _devices_without_code() or cuda_devices()
+    capabilities = [device.compute_capability for device in devices] or ["9.0"]
     versions = [tuple(map(int, capability.split("."))) for capability in capabilities]
     if min(versions) < (8, 0):
         return "GPUs below compute capability 8.0 are not supported"
@@ -230,6 +270,10 @@ def warn_missing_cuda() -> None:
         f"jaxkernels runs its pure-JAX reference on CUDA devices: {why_no_kernels('cuda')}",
         stacklevel=2,
     )
+
+
+if _devices_without_code():
+    warn_missing_cuda()
 
 
 def status() -> list[TargetStatus]:

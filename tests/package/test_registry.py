@@ -1,5 +1,8 @@
 """Loading the extension modules: versions of the FFI, registration, the one warning."""
 
+import os
+import shutil
+import subprocess
 import textwrap
 import warnings
 
@@ -141,26 +144,31 @@ def test_which_gpus_run_what_was_compiled(capability, architectures, has_code):
     assert registry.has_code_for(capability, architectures) == has_code
 
 
+# Gives the CUDA module a stub, compiled for compute capability 8.0.
+STUB = """
+import functools, sys, types, warnings
+import jax, jax.numpy as jnp
+
+def registrations():
+    capsule, *_ = sys.modules["jaxkernels._cpu"].registrations().values()
+    rows = ("jaxkernels_rows", "jaxkernels_row_statistics", "jaxkernels_row_finish")
+    attention = ("jaxkernels_attention", "jaxkernels_attention_backward")
+    return dict.fromkeys((*rows, "jaxkernels_sgemm", *attention), capsule)
+
+stub = types.ModuleType("jaxkernels._cuda")
+stub.registrations = registrations
+stub.ffi_api_version = lambda: sys.modules["jaxkernels._cpu"].ffi_api_version()
+stub.architectures = lambda: "80-real"
+sys.modules["jaxkernels._cuda"] = stub
+"""
+
+
 def test_a_gpu_without_code_gets_plain_jax():
     """A stub of the CUDA module, compiled for 8.0, lowers kernels without a GPU, and plain JAX for one of 9.0.
 
     There is one warning; where a kernel is required its text is an error.
     """
     program = """
-        import functools, sys, types, warnings
-        import jax, jax.numpy as jnp
-
-        def registrations():
-            capsule, *_ = sys.modules["jaxkernels._cpu"].registrations().values()
-            rows = ("jaxkernels_rows", "jaxkernels_row_statistics", "jaxkernels_row_finish")
-            attention = ("jaxkernels_attention", "jaxkernels_attention_backward")
-            return dict.fromkeys((*rows, "jaxkernels_sgemm", *attention), capsule)
-
-        stub = types.ModuleType("jaxkernels._cuda")
-        stub.registrations = registrations
-        stub.ffi_api_version = lambda: sys.modules["jaxkernels._cpu"].ffi_api_version()
-        stub.architectures = lambda: "80-real"
-        sys.modules["jaxkernels._cuda"] = stub
         import jaxkernels as jk
         from jaxkernels._core import registry
 
@@ -194,7 +202,7 @@ def test_a_gpu_without_code_gets_plain_jax():
             except NotImplementedError as error:
                 print(error)
     """
-    stdout, _ = run_python("-c", textwrap.dedent(program), JAX_PLATFORMS="cpu")
+    stdout, _ = run_python("-c", STUB + textwrap.dedent(program), JAX_PLATFORMS="cpu")
     with_code, without, *texts = stdout.strip().splitlines()
     assert with_code == "[True, True, True, True] 0"
     assert without == "[False, False, False, False] 1"
@@ -202,6 +210,53 @@ def test_a_gpu_without_code_gets_plain_jax():
     for text in texts:
         assert "compiled for 80-real, not for the NVIDIA H100 (compute capability 9.0)" in text
         assert text.endswith("Reinstall jaxkernels with JK_CUDA=ON CUDAARCHS='90a-real'")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize(
+    ("capabilities", "environment", "warned"),
+    [
+        ("7, 9", {}, True),
+        ("7, 8", {}, False),  # whether JAX uses the second one is known when its backends start
+        ("9, 9", {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ("9, 9", {"CUDA_VISIBLE_DEVICES": ""}, False),
+        ("9, 9", {"JAX_PLATFORMS": "cpu"}, False),
+    ],
+)
+def test_the_import_warns_if_no_gpu_has_code(capabilities, environment, warned, tmp_path):
+    """Held against a stub of NVML with two GPUs. The warning comes once, before any backend starts."""
+    (tmp_path / "jax_plugins").mkdir()
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text(
+        "#include <string.h>\n"
+        f"static int majors[] = {{{capabilities}}};\n"
+        "int nvmlInit_v2(void) { return 0; }\n"
+        "int nvmlShutdown(void) { return 0; }\n"
+        "int nvmlDeviceGetCount_v2(unsigned* count) { *count = 2; return 0; }\n"
+        "int nvmlDeviceGetHandleByIndex_v2(unsigned i, void** to) { *to = majors + i; return 0; }\n"
+        'int nvmlDeviceGetName(void* device, char* to, unsigned n) { strcpy(to, "GPU"); return 0; }\n'
+        "int nvmlDeviceGetCudaComputeCapability(int* device, int* major, int* minor) {\n"
+        "  *major = *device; *minor = 0; return 0; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import jaxkernels as jk
+        jax.config.update("jax_num_cpu_devices", 2)  # an error once a backend has started
+        jax.config.update("jax_platforms", "cpu")
+        print(*(x.message for x in caught))
+        warnings.filterwarnings("error", "jaxkernels")
+        program = jax.jit(jk.softmax).trace(jnp.zeros((2, 3))).lower(lowering_platforms=("cuda",))
+        print("@jaxkernels" in program.as_text())
+    """
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    cleared = dict.fromkeys(("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS"))
+    given = cleared | {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": path} | environment
+    stdout, _ = run_python("-c", STUB + textwrap.dedent(program), **given)
+    text, has_kernels = stdout.splitlines()
+    assert has_kernels == str(not warned)
+    assert ("compiled for 80-real, not for the GPU (compute capability" in text) == warned
 
 
 def test_programs_run_on_a_gpu_without_code(gpu, monkeypatch):
