@@ -26,6 +26,8 @@ _INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 # Code in these elements is not changed.
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
+_CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+_CODE = re.compile(r"(?<=<code>)[^<]+")
 _NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
 
 
@@ -100,7 +102,7 @@ def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
-    """Names of the package lead to the reference."""
+    """Names of the package lead to the reference. In tables, code may be broken after `_` and a few other signs."""
     bare = page.file.src_uri.startswith("reference/")
     known = references()
 
@@ -115,4 +117,9 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     parts = _KEPT.split(html)
     for i in range(0, len(parts), 3):  # text, kept element, its tag, text, ...
         parts[i] = _NAME.sub(linked, parts[i])
-    return "".join(part for i, part in enumerate(parts) if i % 3 != 2)
+    html = "".join(part for i, part in enumerate(parts) if i % 3 != 2)
+
+    def breakable(code: re.Match[str]) -> str:
+        return re.sub(r"[_.,(=]", r"\g<0><wbr>", code[0])
+
+    return _CELL.sub(lambda cell: _CODE.sub(breakable, cell[0]), html)

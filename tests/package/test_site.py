@@ -117,6 +117,12 @@ def test_lists_within_lists(hooks):
     assert found == text.replace("  - b", "    - b")
 
 
+def test_code_in_tables_may_be_broken(hooks):
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="faq.md"))
+    found = hooks.on_page_content("<td><code>a_b</code> c_d</td><code>e_f</code>", page=page)
+    assert found == "<td><code>a_<wbr>b</code> c_d</td><code>e_f</code>"
+
+
 def test_the_site_lists_every_example(hooks):
     assert hooks.EXAMPLES in (ROOT / "docs" / "examples.md").read_text()
     listed = re.findall(r"^## (\S+)\n\n(.+)", hooks.examples(), flags=re.MULTILINE)
