@@ -150,8 +150,14 @@ def jit_when_eager(
 def is_not_xlas(*args: Any, implementation: str | None = None, **kwargs: Any) -> bool:
     """Whether the call does not reach jax.nn's function, whose bits depend on whether it is jitted."""
     del kwargs
-    name = getattr(getattr(args[0] if args else None, "dtype", None), "name", "")
-    return implementation != "xla" and not name.startswith(("float8", "complex"))
+    return implementation != "xla" and _has_kernel(
+        getattr(args[0] if args else None, "dtype", None)
+    )
+
+
+@functools.cache  # NumPy computes the name of a dtype in Python
+def _has_kernel(dtype: Any) -> bool:
+    return not getattr(dtype, "name", "").startswith(("float8", "complex"))
 
 
 def _kind(value: Any) -> Any:
