@@ -251,7 +251,7 @@ def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
         (not band.is_open and band.right != 0, "it has no such window"),
         (
             has_window and (has_sides or problem.has_lengths or t > s),
-            "a query might see no key, of which it makes NaN",
+            "a query might see no key, and its result would be NaN",
         ),
     )
     return next((f"cuDNN: {why}" for refused, why in reasons if refused), "")
