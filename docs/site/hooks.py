@@ -26,8 +26,8 @@ _INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 # Code in these elements is not changed.
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
-_CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
-_CODE = re.compile(r"(?<=<code>)[^<]+")
+_NARROW = re.compile(r"<(t[dh]|h\d)\b.*?</\1>", re.DOTALL)
+_CODE = re.compile(r"(?<=<code>)[^<]+|(?<=-name\">)[^<]+")
 _NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
 
 
@@ -102,7 +102,7 @@ def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
-    """Names of the package lead to the reference. In tables, code may be broken after `_` and a few other signs."""
+    """Names of the package lead to the reference. In tables and headings, code may be broken after `_`."""
     bare = page.file.src_uri.startswith("reference/")
     known = references()
 
@@ -122,4 +122,4 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     def breakable(code: re.Match[str]) -> str:
         return re.sub(r"[_.,(=]", r"\g<0><wbr>", code[0])
 
-    return _CELL.sub(lambda cell: _CODE.sub(breakable, cell[0]), html)
+    return _NARROW.sub(lambda narrow: _CODE.sub(breakable, narrow[0]), html)
