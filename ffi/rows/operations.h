@@ -175,7 +175,7 @@ constexpr bool KeepsRest(const OperationTraits& traits, DType dtype) {
 }
 
 // Scale of a loss's sum of x - max: a power of two that keeps rows of the largest finite numbers
-// from overflowing. It must equal `TOTAL_SCALE` of cross_entropy_reference.py.
+// from overflowing. It must equal `TOTAL_SCALE` of loss_measures.py.
 inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 
 // A list of operations: structs over one arithmetic.

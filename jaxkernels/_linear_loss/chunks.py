@@ -34,9 +34,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._rows import calls
+from jaxkernels._rows import calls, cross_entropy_reference, loss_measures, reference
 from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import RowKernel
 from jaxkernels._rows.reference import compute_dtype
 from jaxkernels._sgemm import primitive as sgemm_primitive
@@ -174,10 +173,10 @@ def run(
             found[name] = lax.slice(whole, (0,) * whole.ndim, given[of].shape)
     if call.operation in ("measures", "loss"):
         kept = found["kept"]
-        found["measures"] = reference.measures_of(kept, all_sums=call.options.all_sums)
+        found["measures"] = loss_measures.measures_of(kept, all_sums=call.options.all_sums)
     if call.operation == "loss":
         is_counted = flat["label"] >= 0
-        loss = reference.loss_of(is_counted, found["measures"], kept[:, :1], flat["numbers"])
+        loss = loss_measures.loss_of(is_counted, found["measures"], kept[:, :1], flat["numbers"])
         shape = lead[: call.members]
         found["loss"] = jnp.sum(loss.reshape(*shape, math.prod(lead[call.members :])), axis=-1)
     return [
@@ -341,7 +340,9 @@ class _Piece:
         if "where" in given:
             logits_dot = jnp.where(given["where"], logits_dot, 0)
         logits = self._hidden(logits, given)
-        return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
+        return cross_entropy_reference.cross_entropy_jvp(
+            logits, given["label"], given["kept"], logits_dot
+        )
 
     def _product(
         self,

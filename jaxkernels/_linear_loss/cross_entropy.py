@@ -13,8 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._linear_loss import arguments, primitive
-from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows import loss_arguments
+from jaxkernels._rows import loss_arguments, loss_measures
 from jaxkernels.typing import Dtype, Implementation, LogitsDtype, Reduction
 
 _Flag = TypeVar("_Flag", bound=bool)  # the type of the arguments that add results
@@ -187,7 +186,7 @@ def linear_cross_entropy(
     )
     label = given["label"]
     weight = loss_arguments.weights_of_rows(name, weights, label >= 0, logits)
-    numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
+    numbers = loss_measures.coefficients_of(weight, reduction, label_smoothing, z_loss)
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1
     # float16 takes the path of "none", because a mean's gradient can leave its range.
@@ -195,8 +194,10 @@ def linear_cross_entropy(
         return primitive.loss(given | {"numbers": numbers}, options)
 
     measures, largest = primitive.measures(given, options)
-    loss = reference.loss_of(label >= 0, measures, largest, numbers)
-    results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
+    loss = loss_measures.loss_of(label >= 0, measures, largest, numbers)
+    results = loss_measures.results_of(
+        loss, measures, largest, reduction, return_lse, return_entropy
+    )
     results = [jnp.squeeze(y, 0) if is_vector and y.ndim else y for y in results]
     return results[0] if alone else tuple(results)
 

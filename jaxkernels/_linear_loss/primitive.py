@@ -26,9 +26,8 @@ from jax.interpreters import ad, mlir
 from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._linear_loss import chunks, partitioning
 from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call, Options, RowCalls
-from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows import derivatives
-from jaxkernels._rows.cross_entropy_reference import Measures, Residuals
+from jaxkernels._rows import derivatives, loss_measures
+from jaxkernels._rows.loss_measures import Measures, Residuals
 from jaxkernels._rows.reference import compute_dtype
 
 # Differentiable operands, in the order of the operands and of their gradients.
@@ -110,7 +109,7 @@ def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
     kept, *gradients = _bind("fwd_grad", given, wanted, call.options)
     numbers = given["numbers"]
     dnumbers = ad.instantiate_zeros(call.named(tangents)["numbers"])
-    of_numbers = functools.partial(_weighted, given["label"], reference.measures_of(kept), kept)
+    of_numbers = functools.partial(_weighted, given["label"], loss_measures.measures_of(kept), kept)
     value, tangent = jax.jvp(of_numbers, (numbers,), (dnumbers,))
     for gradient, dot in zip(gradients, dots.values(), strict=True):
         tangent += jnp.sum(gradient.astype(tangent.dtype) * dot.astype(tangent.dtype))
@@ -121,7 +120,7 @@ def _weighted(
     label: jax.Array, of_rows: jax.Array, kept: jax.Array, numbers: jax.Array, members: int = 0
 ) -> jax.Array:
     """The weighted loss, summed over all row dimensions except the first `members`."""
-    of_row = reference.loss_of(label >= 0, of_rows, kept[..., :1], numbers)
+    of_row = loss_measures.loss_of(label >= 0, of_rows, kept[..., :1], numbers)
     return jnp.sum(of_row, axis=tuple(range(members, of_row.ndim)))
 
 

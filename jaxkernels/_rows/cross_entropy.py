@@ -17,8 +17,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows import loss_arguments
+from jaxkernels._rows import loss_arguments, loss_measures, reference
 from jaxkernels.typing import Implementation, Reduction, Tier
 
 _Flag = TypeVar("_Flag", bound=bool)  # the type of the arguments that add results
@@ -202,7 +201,7 @@ def cross_entropy(
         label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)
         is_counted = jnp.ones_like(label, bool)
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
-    numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
+    numbers = loss_measures.coefficients_of(weight, reduction, label_smoothing, z_loss)
     x, scales = calls.prepared(x, scales, numbers[..., :1] == 0)
     # float16 takes the two-read path, because a mean's gradient can leave its range.
     if reduction != "none" and has_ids and x.dtype != jnp.float16:
@@ -215,8 +214,10 @@ def cross_entropy(
                 z, loss_arguments.probabilities(name, given, x, axis), measures, largest
             )
             measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
-        loss = reference.loss_of(is_counted, measures, largest, numbers)
-    results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
+        loss = loss_measures.loss_of(is_counted, measures, largest, numbers)
+    results = loss_measures.results_of(
+        loss, measures, largest, reduction, return_lse, return_entropy
+    )
     return tuple(results) if return_lse or return_entropy else results[0]
 
 

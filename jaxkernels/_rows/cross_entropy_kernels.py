@@ -22,11 +22,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from jaxkernels._core import compat
-from jaxkernels._rows import calls, derivatives, partitioning, primitive
+from jaxkernels._rows import calls, derivatives, loss_labels, loss_measures, partitioning, primitive
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowKernel, RowOperation
-from jaxkernels._rows.cross_entropy_reference import Residuals
-from jaxkernels._rows.reference import largest_of
+from jaxkernels._rows.loss_measures import Measures, Residuals
+from jaxkernels._rows.reference import largest_of, scaled
 from jaxkernels.typing import Implementation
 
 
@@ -50,15 +50,15 @@ def _fwd_in_parts(
     largest = lax.pmax(own_largest, axes)
     relative = _relative_to(largest, own_largest, own_sums)
 
-    labelled = reference.at_labels(x, _label_on_device(label, cols, axes))
-    labelled = reference.scaled(labelled, *scales) if scales else labelled.astype(own.dtype)
+    labelled = loss_labels.at_labels(x, _label_on_device(label, cols, axes))
+    labelled = scaled(labelled, *scales) if scales else labelled.astype(own.dtype)
     wanted = len(relative) if all_sums else 2  # `rest` and `count`
     sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
     *sums, labelled = jnp.split(lax.psum(sent, axes), [*range(1, wanted + 1)], axis=-1)
     sums += [jnp.zeros_like(largest)] * (len(relative) - wanted)
     is_beyond = label >= cols * lax.axis_size(axes)
     largest = jnp.where(largest == -jnp.inf, 0, largest)
-    return reference.joined(
+    return loss_measures.joined(
         Residuals(largest, *sums, labelled=jnp.where(is_beyond, jnp.nan, labelled))
     )
 
@@ -78,7 +78,7 @@ def _relative_to(
         (rest + joining) * factor,
         (count - joining) * factor,
         jnp.where(factor == 0, 0, spread),
-        total + reference.bounded_below(difference) * reference.TOTAL_SCALE * seen,
+        total + reference.bounded_below(difference) * loss_measures.TOTAL_SCALE * seen,
         seen,
     ]
 
@@ -104,25 +104,25 @@ def _fwd_grad_in_parts(
 ) -> list[jax.Array]:
     *given, numbers = operands
     kept = _fwd_in_parts(given, axes, all_sums=all_sums, **options)
-    cotangent = reference.cotangent_of(given[1], kept, numbers)
+    cotangent = loss_measures.cotangent_of(given[1], kept, numbers)
     return [_grad_in_parts([*given, kept, cotangent], axes, **options), kept]
 
 
 cross_entropy_fwd = primitive.of_operation(
-    in_parts=_fwd_in_parts, of_labels=reference.fwd_of_labels
+    in_parts=_fwd_in_parts, of_labels=loss_labels.fwd_of_labels
 )(reference.cross_entropy_fwd)
 cross_entropy_fwd_grad = primitive.of_operation(in_parts=_fwd_grad_in_parts)(
     reference.cross_entropy_fwd_grad
 )
 cross_entropy_grad = primitive.of_operation(
-    in_parts=_grad_in_parts, of_labels=reference.grad_of_labels
+    in_parts=_grad_in_parts, of_labels=loss_labels.grad_of_labels
 )(reference.cross_entropy_grad)
 # The JVP has no kernel of ours, because training steps rarely use forward mode.
 cross_entropy_jvp = primitive.of_operation(
     RowOperation(
         name="cross_entropy_jvp",
         operands=(*cross_entropy_grad.operation.operands[:-1], Operand("dx")),
-        results=(Operand("dmeasures", "row", len(reference.Measures._fields)),),
+        results=(Operand("dmeasures", "row", len(Measures._fields)),),
         has_kernel=False,
     )
 )(reference.cross_entropy_jvp)
@@ -148,7 +148,7 @@ def _transpose_of_weighted_loss(cotangents: Any, *operands: Any, **params: Any) 
     *others, numbers, kept, gradient = given
     if type(of_measures) is not ad.Zero:
         if type(of_loss) is not ad.Zero:
-            of_measures += of_loss * reference.cotangent_of(others[1], kept, numbers)
+            of_measures += of_loss * loss_measures.cotangent_of(others[1], kept, numbers)
         found = cross_entropy_grad(*others, kept, of_measures, **params)
     elif type(of_loss) is not ad.Zero:
         found = (of_loss * gradient.astype(of_loss.dtype)).astype(gradient.dtype)
@@ -209,7 +209,7 @@ class Calls:
 
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""
-        return reference.measures_of(kept, all_sums=self.all_sums)
+        return loss_measures.measures_of(kept, all_sums=self.all_sums)
 
     def of_rows(self, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The measures of each row, and its maximum."""
@@ -218,7 +218,7 @@ class Calls:
     def loss_of(self, label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
         """The weighted loss of each row."""
         of_row = self.measures_of(kept)
-        return reference.loss_of(label >= 0, of_row, kept[..., :1], numbers)
+        return loss_measures.loss_of(label >= 0, of_row, kept[..., :1], numbers)
 
     def prepared(
         self, x: jax.Array, scales: jax.Array | None, is_left_out: jax.Array
@@ -229,7 +229,7 @@ class Calls:
         """
         if self.implementation != "xla":
             return x, scales
-        x = x if scales is None else reference.scaled(x, scales)
+        x = x if scales is None else scaled(x, scales)
         is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
         return jnp.where(is_harmful, lax.stop_gradient(x), x), None
 
@@ -249,7 +249,7 @@ class Calls:
     def weighted_loss(
         self, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The loss of each row, of shape (..., 1), and `measures`; see `cross_entropy_reference.loss_of`.
+        """The loss of each row, of shape (..., 1), and `measures`; see `loss_measures.loss_of`.
 
         In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
         multiplied by the cotangent of each row. If the measures have cotangents too, the backward pass reads
@@ -261,7 +261,7 @@ class Calls:
         if self.implementation != "xla":
             return weighted_loss(self, x, label, numbers, scales)
         of_rows = self.measures(x, label, scales)
-        return reference.loss_of(label >= 0, *of_rows, numbers), *of_rows
+        return loss_measures.loss_of(label >= 0, *of_rows, numbers), *of_rows
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -324,5 +324,5 @@ def _with_fixed_scales(
     if scales is None or isinstance(dscales, SymbolicZero):
         return x, dx, scales
     if isinstance(dx, SymbolicZero):
-        return *jax.jvp(functools.partial(reference.scaled, x), (scales,), (dscales,)), None
-    return *jax.jvp(reference.scaled, (x, scales), (dx, dscales)), None
+        return *jax.jvp(functools.partial(scaled, x), (scales,), (dscales,)), None
+    return *jax.jvp(scaled, (x, scales), (dx, dscales)), None

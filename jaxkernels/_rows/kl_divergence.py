@@ -25,9 +25,9 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, sharding, validate
 from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows import derivatives, loss_arguments, primitive
+from jaxkernels._rows import derivatives, loss_arguments, loss_measures, primitive
 from jaxkernels._rows.contract import Operand, RowOperation
+from jaxkernels._rows.cross_entropy_reference import bounded_below
 from jaxkernels._rows.reference import row_sum, scaled, widen
 from jaxkernels.typing import Implementation, Reduction
 
@@ -62,7 +62,7 @@ def _terms(x: jax.Array, target: jax.Array, kept: jax.Array, *scales: jax.Array)
     ):
         z = scaled(logits, *scales) if scales else widen(logits)
         is_hidden = z == -jnp.inf
-        below = jnp.where(is_hidden, 0, reference.bounded_below(z - largest))
+        below = jnp.where(is_hidden, 0, bounded_below(z - largest))
         log_sum = jnp.where(log_sum == -jnp.inf, 0, log_sum)
         softmax = jnp.where(is_hidden, 0, jnp.exp(below - log_sum))
         found.append((is_hidden, below, log_sum, softmax))
@@ -138,7 +138,7 @@ def _jvp(*operands: jax.Array, of_target: bool, has_scales: bool) -> jax.Array:
     del has_scales
     *given, dx = operands
     factors = _factors(*given, of_target=of_target)
-    return reference.joined(_two_sums(*(factor * widen(dx) for factor in factors)))
+    return loss_measures.joined(_two_sums(*(factor * widen(dx) for factor in factors)))
 
 
 @primitive.of_operation(
@@ -296,8 +296,8 @@ def softmax_kl_divergence(
     for rows in (x, target):
         measures, largest = calls.measures(rows, label, scales)
         kept += [largest, measures[..., 1:2]]
-    loss = _divergence(x, target, reference.joined(kept), scales)
+    loss = _divergence(x, target, loss_measures.joined(kept), scales)
     weight = loss_arguments.weights_of_rows(name, weights, jnp.ones_like(label, bool), x)
-    weight = reference.coefficients_of(weight, reduction, 0.0, 0.0)[..., :1]
+    weight = loss_measures.coefficients_of(weight, reduction, 0.0, 0.0)[..., :1]
     loss = weight * jnp.where((weight != 0) | jnp.isfinite(loss), loss, 0)
     return jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)

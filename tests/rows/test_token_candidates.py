@@ -12,6 +12,7 @@ from hlo import operations
 
 import jaxkernels as jk
 from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows import loss_labels, loss_measures
 
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 MASK = np.random.default_rng(1).random((9, 40)) < 0.7
@@ -98,14 +99,14 @@ def test_values(options, dtype):
 
 def test_the_next_candidate_is_noticed(monkeypatch):
     """One column further, in the values and in the gradient, which `at_labels` also decides."""
-    at_labels = reference.at_labels
-    monkeypatch.setattr(reference, "at_labels", lambda x, label: at_labels(x, label + 1))
+    at_labels = loss_labels.at_labels
+    monkeypatch.setattr(loss_labels, "at_labels", lambda x, label: at_labels(x, label + 1))
     with pytest.raises(AssertionError, match="times the bound"):
         check(*drawn(6, "float32"), {"logit_soft_cap": 51.0})
     monkeypatch.undo()
-    put = reference._with_elements
+    put = loss_labels._with_elements
     shifted = lambda x, columns, values: put(x, columns, jnp.roll(values, 1, -1))  # noqa: E731
-    monkeypatch.setattr(reference, "_with_elements", shifted)
+    monkeypatch.setattr(loss_labels, "_with_elements", shifted)
     with pytest.raises(AssertionError, match="times the bound"):
         check(*drawn(6, "float32"), {"logit_soft_cap": 52.0})
 
@@ -116,12 +117,14 @@ def test_the_slope_of_scales_at_labels(cap):
     x, label, of_ids, of_entropy = drawn(6, "float32")
     scales = jnp.broadcast_to(jnp.array([0.7, *cap], "float32"), (9, 1 + len(cap)))
     forward = functools.partial(reference.cross_entropy_fwd, all_sums=True)
-    plain = lambda x: reference.measures_of(forward(x, label, scales))  # noqa: E731
+    plain = lambda x: loss_measures.measures_of(forward(x, label, scales))  # noqa: E731
     cotangent = np.concatenate([of_ids * (label >= 0), of_entropy[:, None] ** [[1, 2, 0]]], -1)
     cotangent = cotangent.astype("f") * (label.max(-1, keepdims=True) >= 0) * [*[1] * 8, 0]
     want = jax.vjp(plain, jnp.where(jnp.isnan(x), 0, x))[1](cotangent.astype("f"))[0]
     kept = forward(x, label, scales)
-    got = reference.grad_of_labels(reference.cross_entropy_grad, x, label, scales, kept, cotangent)
+    got = loss_labels.grad_of_labels(
+        reference.cross_entropy_grad, x, label, scales, kept, cotangent
+    )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 

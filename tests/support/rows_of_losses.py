@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 
 from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import cross_entropy_reference
+from jaxkernels._rows import loss_measures
 from jaxkernels.verify.truth.bounded import Bounded
 from jaxkernels.verify.truth.losses import MEASURES, Losses
 
@@ -52,7 +52,7 @@ def kernels_of(calls, tier):
         kept = kernels.cross_entropy_fwd(*given, all_sums=True, **options)
         both = kernels.cross_entropy_fwd_grad(*given, numbers, all_sums=True, **options)
         dx = kernels.cross_entropy_grad(*given, kept, cotangent, **options)
-        measures = [cross_entropy_reference.measures_of(row) for row in (kept, both[1])]
+        measures = [loss_measures.measures_of(row) for row in (kept, both[1])]
         results.append((measures, (kept, both[1]), both[0], dx))
     return results
 
