@@ -15,6 +15,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import pytest
+import threadpoolctl
 from jax.sharding import AxisType
 
 if jax.__version_info__ < (0, 11):
@@ -34,6 +35,9 @@ from jaxkernels.bench import programs as bench_programs
 # optimises little, which changes no kernel of ours.
 OPTIMIZED = jax.default_backend() != "cpu"
 jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
+
+# A second thread of NumPy's BLAS waits in a loop, which takes longer than the small products of the tests.
+threadpoolctl.threadpool_limits(1, "blas")
 
 REQUIRE_GPU = os.environ.get("JAXKERNELS_REQUIRE_GPU", "") not in ("", "0")
 

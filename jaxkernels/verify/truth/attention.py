@@ -84,7 +84,7 @@ class Truth:
             self.rows[:, 0, :, 0] = np.arange(t) < np.asarray(lengths)[:, None]
 
     def _known(self, x: Any) -> Bounded:
-        return known(np.asarray(x).astype(np.float64), self.precision)
+        return known(x, self.precision)
 
     def _product(self, labels: str, a: Bounded, b: Bounded) -> Bounded:
         return contraction(labels, a, b, parts=self.stored)
