@@ -206,8 +206,8 @@ def test_memory(hopper):
 # lengths), w(ide: 1e12 there), r(ows of dO spread over 2^-34).
 OPEN = 10**9
 SIMULATED = (
-    (Sizes(2, 300, 257, 4, 2, 64), 64, (-OPEN, OPEN), "_"),
-    (Sizes(1, 260, 129, 2, 1, 128), 128, (-OPEN, OPEN), "bm"),
+    (Sizes(1, 300, 257, 4, 2, 64), 64, (-OPEN, OPEN), "_"),
+    (Sizes(1, 260, 129, 1, 1, 128), 128, (-OPEN, OPEN), "bm"),
     (Sizes(1, 300, 300, 2, 1, 96), 70, (-20, 5), "k"),
     (Sizes(2, 190, 257, 2, 1, 32), 17, (-OPEN, OPEN), "bk"),
     (Sizes(2, 129, 127, 2, 1, 63), 8, (-OPEN, 0), "bmqk"),
