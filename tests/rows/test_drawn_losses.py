@@ -1,20 +1,66 @@
 """Losses of drawn options, derivatives and layouts, held to the truth: see jaxkernels.verify."""
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 
 from jaxkernels.verify import draw, run
-from jaxkernels.verify.families.losses import TokenLosses
+from jaxkernels.verify.families.losses import PLAIN, TokenLosses
 from jaxkernels.verify.families.optax import OptaxLosses
-from jaxkernels.verify.problem import to_spec
+from jaxkernels.verify.problem import Problem, to_spec
+
+
+def assert_right(problems):
+    """A failure shows the line that `python -m jaxkernels.verify --repeat` takes."""
+    for outcome in run.outcomes(problems, threads=2):
+        assert not outcome.failures, to_spec(outcome.problem, outcome.failures[0][0])
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["float64", "narrower"])
 @pytest.mark.parametrize("operation", TokenLosses.operations + OptaxLosses.operations)
 def test_drawn_losses(operation, index):
-    """A failure shows the line that `python -m jaxkernels.verify --repeat` takes."""
     problems = draw.bundle(3, index, (operation,))
-    problems = [dataclasses.replace(p, draws=min(p.draws, 8)) for p in problems]
-    for outcome in run.outcomes(problems, threads=2):
-        assert not outcome.failures, to_spec(outcome.problem, outcome.failures[0][0])
+    assert_right([dataclasses.replace(p, draws=min(p.draws, 8)) for p in problems])
+
+
+# Temperatures are of 1e-3 to 1e3, the second cap saturates, and masks hide whole rows and labels.
+LEVELS = {
+    "dtype": ["float32", "bfloat16", "float16"],
+    "derivative": ["vjp", "jvp"],
+    "soft_cap": [None, 30.0, 0.01],
+    "temperature": [None, "fixed", "active"],
+    "where": [None, [1, 40], [12, 40]],
+    "returns": [[], ["entropy"]],
+}
+OF_LOSSES = {
+    "returns": [[], ["lse", "entropy"]],
+    "smoothing": [0.0, 0.1],
+    "z_loss": [0.0, 0.01],
+    "weights": [False, True],
+    "reduction": ["none", "mean"],
+}
+
+
+def pairwise(levels):
+    """Choices of a level of each option: every two levels are in one of them."""
+    rng = np.random.default_rng(0)
+    draw_one = lambda: {k: v[rng.integers(len(v))] for k, v in levels.items()}  # noqa: E731
+    pairs = lambda choice: {*itertools.combinations(map(str, choice.items()), 2)}  # noqa: E731
+    left = set().union(*(pairs(draw_one()) for _ in range(2000)))
+    while left:
+        best = max((draw_one() for _ in range(200)), key=lambda choice: len(left & pairs(choice)))
+        left -= pairs(best)
+        yield best
+
+
+@pytest.mark.parametrize("operation", TokenLosses.operations)
+def test_pairs_of_options(operation):
+    """Values and derivatives, with rows of the lowest finite number if there is a cap."""
+    levels = LEVELS | (OF_LOSSES if operation == "cross_entropy" else {})
+    problems = []
+    for i, chosen in enumerate(pairwise(levels)):
+        how = operation, chosen.pop("dtype"), None, chosen.pop("derivative"), "plain", 1, 8, [0, i]
+        problems.append(Problem(*how, PLAIN | {"shape": [12, 40]} | chosen))
+    assert_right(problems)

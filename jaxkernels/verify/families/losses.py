@@ -38,7 +38,7 @@ class TokenLosses(Family):
         options["label_dtype"] = str(rng.choice([*LABELS, *["int64"] * (dtype == "float64")]))
         options["beyond"] = bool(derivative != "jvp" and rng.random() < 0.1)
         if rng.random() < 0.2:
-            options["soft_cap"] = float(rng.choice([1.5, 30.0]))
+            options["soft_cap"] = float(rng.choice([1e-2, 1.5, 30.0]))
         if rng.random() < 0.3:
             options["temperature"] = str(rng.choice(["fixed", "active"]))
         if rng.random() < 0.4:
@@ -59,7 +59,9 @@ class TokenLosses(Family):
         o, layout, wide = problem.options, RowLayout(problem.options), compute(problem.dtype)
         count, cols, row_shape = layout.count, layout.cols, layout.row_shape
         kinds = [*values.FINITE]  # and others whose results are determined
-        if o["soft_cap"] is None and not o["temperature"] and problem.derivative != "jvp":
+        if o["soft_cap"] is not None:
+            kinds += ["finite_mask"]
+        elif not o["temperature"] and problem.derivative != "jvp":
             kinds += ["minus_inf"]
             kinds += [] if "weights" in self.active(problem) else ["nan", "infinities"]
             is_small = o["reduction"] == "none" or o["smoothing"] == 0
@@ -73,12 +75,15 @@ class TokenLosses(Family):
             x[known, label[known]] = 1
         operands = {"x": layout.to_shape(x, 1)[0], "label": label.reshape(row_shape)}
         if o["where"] is not None:
-            operands["where"] = row_layout.drawn_mask(o, rng)
+            mask = row_layout.drawn_mask(o, rng)
+            is_seen = rng.random(np.take(mask, [0], o["axis"]).shape) < 0.9
+            operands["where"] = mask & is_seen
         if o["weights"]:
             weights = rng.uniform(0.2, 2, row_shape) * (rng.random(row_shape) < 0.8)
             operands["weights"] = weights.astype(wide)
         if o["temperature"]:
-            operands["temperature"] = rng.uniform(0.5, 2, row_shape).astype(wide)
+            scale = rng.choice([1e-3, 1, 1, 1e3], row_shape)
+            operands["temperature"] = (scale * rng.uniform(0.5, 2, row_shape)).astype(wide)
         return operands, kind in values.ALIKE
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:

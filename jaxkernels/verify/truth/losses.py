@@ -43,7 +43,10 @@ class Rows:
         x = x if isinstance(x, Bounded) else known(x, PRECISION[x.dtype.name])
         self.wide, self.label, p = x.value, label, x.precision
         self.precision, cols = p, x.value.shape[-1]
-        self.largest = np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+        self.is_seen = self.wide != -np.inf  # elements that count in a mean
+        has_any = self.is_seen.any(-1, keepdims=True)
+        largest = np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+        self.largest, self._has_any = np.where(has_any, largest, 0), has_any
         self._slack, d = x.limit, Bounded(self.wide - self.largest, 0, p)
         e = d.exp(fast=True, more=p.exp_error + 1)
         sigma = sum_error(cols, accumulators, alike=True)
@@ -53,12 +56,11 @@ class Rows:
         self.softmax = d.exp(more=6) / s
         self.p = self.softmax.value
         self.is_label = np.arange(cols) == label[:, None]
-        self.is_seen = self.wide != -np.inf  # elements that count in a mean
         self.seen = np.maximum(total(self.is_seen), 1)  # their number
         self._is_beyond = (label >= cols)[:, None]
         self._at_label = d.rounded().where(self.is_label).sum(0)
         self.d = d.where(np.isfinite(d.value)).rounded()
-        self.mean = (e * self.d).sum(sigma + 4) / s  # of p d
+        self.mean = ((e * self.d).sum(sigma + 4) / s).where(has_any)  # of p d
         self.sum = self.d.sum(sigma + 4)
         # Errors of the logits change log S and the entropy.
         # Log p + entropy, in which log S is not subtracted from itself.
@@ -72,9 +74,9 @@ class Rows:
     def measures(self) -> Bounded:
         """The measures, (rows, 4)."""
         log_sum = self.log_sum
-        nll = log_sum - self._at_label
+        nll = (log_sum - self._at_label).where(self._has_any, np.inf)
         entropy = log_sum - self.mean
-        distance = (log_sum - self.sum / self.seen).where(self.is_seen.any(-1, keepdims=True))
+        distance = (log_sum - self.sum / self.seen).where(self._has_any)
         entropy = entropy.plus_error(2 * self.precision.u * log_sum.value + self._of_entropy)
         at_label = total(np.where(self.is_label, self._slack, 0))
         nan = 0 * total(np.where(self.is_seen, self.wide, 0))  # in rows with NaN or inf
@@ -258,7 +260,7 @@ class Losses:
         gradient, size = self.gradient(cotangents, np.ones((len(t), 1))), np.abs(along.value)
         additions = sum_error(t.shape[-1], 1, alike=True) + _TERMS
         c = finite(cotangents.value)
-        sizes = total(c) * (total(rows.p * size) + total(np.where(rows.is_label, size, 0)))
+        sizes = total(c) * (total(finite(rows.p) * size) + total(np.where(rows.is_label, size, 0)))
         sizes = sizes + c[:, 3:] * total(size) / rows.seen
         return (gradient * along).sum(additions).plus_error(self.u * additions * sizes)
 
