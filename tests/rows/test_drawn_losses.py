@@ -1,10 +1,9 @@
 """Losses of drawn options, derivatives and layouts, held to the truth: see jaxkernels.verify."""
 
 import dataclasses
-import itertools
 
-import numpy as np
 import pytest
+from cases import pairwise
 
 from jaxkernels.verify import draw, run
 from jaxkernels.verify.families.losses import PLAIN, TokenLosses
@@ -41,18 +40,6 @@ OF_LOSSES = {
     "weights": [False, True],
     "reduction": ["none", "mean"],
 }
-
-
-def pairwise(levels):
-    """Choices of a level of each option: every two levels are in one of them."""
-    rng = np.random.default_rng(0)
-    draw_one = lambda: {k: v[rng.integers(len(v))] for k, v in levels.items()}  # noqa: E731
-    pairs = lambda choice: {*itertools.combinations(map(str, choice.items()), 2)}  # noqa: E731
-    left = set().union(*(pairs(draw_one()) for _ in range(2000)))
-    while left:
-        best = max((draw_one() for _ in range(200)), key=lambda choice: len(left & pairs(choice)))
-        left -= pairs(best)
-        yield best
 
 
 @pytest.mark.parametrize("operation", TokenLosses.operations)

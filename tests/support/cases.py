@@ -1,6 +1,7 @@
 """Inputs and shapes that the value tests share."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -157,3 +158,15 @@ def close(got, want, message=""):
         for a in (got, want)
     )
     np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u, err_msg=message)
+
+
+def pairwise(levels):
+    """Choices of a level of each option: every two levels are in one of them."""
+    rng, sizes = np.random.default_rng(0), [len(some) for some in levels.values()]
+    draw = lambda: [*enumerate(rng.integers(sizes).tolist())]  # noqa: E731
+    pairs = lambda choice: {*itertools.combinations(choice, 2)}  # noqa: E731
+    left = set().union(*(pairs(draw()) for _ in range(2000)))
+    while left:
+        best = max((draw() for _ in range(200)), key=lambda choice: len(left & pairs(choice)))
+        left -= pairs(best)
+        yield {name: levels[name][i] for name, (_, i) in zip(levels, best, strict=True)}
