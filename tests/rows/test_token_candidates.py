@@ -16,8 +16,10 @@ from jaxkernels._rows import loss_labels, loss_measures
 
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 MASK = np.random.default_rng(1).random((9, 40)) < 0.7
-OPTIONS = [{}, {"temperature": 0.3}, {"logit_soft_cap": 5.0, "temperature": np.full(9, 1.5)}]
-OPTIONS += [{"where": MASK}, {"implementation": "xla"}]
+OF_ROWS = np.geomspace(1e-3, 1e3, 9)
+OPTIONS = [{}, {"temperature": OF_ROWS}, {"logit_soft_cap": 5.0, "temperature": 0.3}]
+OPTIONS += [{"where": MASK, "logit_soft_cap": 0.01, "temperature": OF_ROWS}]
+OPTIONS += [{"implementation": "xla"}]
 
 
 def drawn(count, dtype):
