@@ -1,6 +1,7 @@
 """Cross entropy on many devices, its kernels and memory, and derivatives that it alone has."""
 
 import functools
+import math
 
 import cases
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from hlo import operations
+from hlo import collectives, operations, reduced_shapes
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from public_functions import plain_losses
@@ -172,8 +173,16 @@ def test_a_loss_that_is_infinite_has_a_tangent():
 
 reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
+ALL = {
+    "label_smoothing": 0.1,
+    "z_loss": 0.01,
+    "weights": np.linspace(0, 2, 256),
+    "return_lse": True,
+}
+ALL |= {"return_entropy": True}
 # Kernels of a GPU apply these; on a CPU plain JAX does, with arrays of the logits' size.
-SCALES = [{"temperature": 2.0}, {"logit_soft_cap": 30.0}] if cases.ON_GPU else []
+SCALES = {"temperature": np.linspace(0.5, 2, 256), "logit_soft_cap": 30.0}
+SCALES = [SCALES, ALL | SCALES] if cases.ON_GPU else []
 # Logits that the caller gives away become their gradient. The most temporary memory, relative to the
 # logits: a few numbers per row, no second array.
 MOST = 0.05
@@ -193,13 +202,11 @@ def part_of_logits(x, compiled):
 
 
 @reductions
-@pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.1}, {"return_entropy": True}, *SCALES], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, ALL, *SCALES], ids=len)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("donated", [True, False])
 def test_no_second_array_of_their_size(donated, dtype, options, reduction):
-    """A kernel that had to write over logits that are kept would read a copy."""
+    """A kernel that had to write over logits that are kept would read a copy; so would one of wider logits."""
     with cases.x64(dtype):
         x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
         program = jax.jit(value_and_gradient(reduction, **options), donate_argnums=[0] * donated)
@@ -208,6 +215,15 @@ def test_no_second_array_of_their_size(donated, dtype, options, reduction):
         compiled = lowered.compile()
     assert compiled.memory_analysis().alias_size_in_bytes >= donated * x.nbytes
     assert part_of_logits(x, compiled) < MOST
+
+
+@reductions
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mask_costs_one_copy_of_the_logits(dtype, reduction):
+    x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
+    options = ALL | {"where": jnp.arange(4096) > 0}
+    program = jax.jit(value_and_gradient(reduction, **options))
+    assert part_of_logits(x, program.lower(x, label).compile()) < 1 + MOST
 
 
 @tiers
@@ -250,3 +266,35 @@ def test_on_many_devices(kind, spec, reduction, cpu_devices):
     for a, b in zip(program(whole, label), want, strict=True):
         np.testing.assert_array_equal(a, b)
     assert whole.is_deleted()
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+@pytest.mark.parametrize("several", [False, True])
+def test_sharded_classes_send_a_few_numbers_of_each_row(several, cpu_devices):
+    """A maximum, the sums, and a derivative by the temperature, under all options at once."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    ids = np.random.default_rng(1).integers(-1, 1024, (256, 3) if several else 256)
+    options = {"logit_soft_cap": 3.0, "where": np.arange(1024) % 9 > 0, "return_entropy": True}
+    ids[ids % 9 == 0] = -1
+
+    def loss(x, temperature, where):
+        given = options | {"temperature": temperature, "where": where}
+        found = (
+            jk.token_log_probs(x, ids, **given)
+            if several
+            else jk.cross_entropy(x, ids, **ALL | given)
+        )
+        return sum(jnp.sum(jnp.where(jnp.isfinite(y), jnp.sin(y), 0)) for y in found)
+
+    program = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    given = cases.logits("normal", 256, 1024, "float32"), np.linspace(0.5, 2, 256, dtype=np.float32)
+    want = program(*given, options["where"])
+    spread = place(given[0], None, "a"), place(given[1]), place(options["where"], "a")
+    compiled = program.lower(*spread).compile()
+    assert set(collectives(compiled.as_text())) == {"all-reduce"}
+    sent = reduced_shapes(compiled.as_text())
+    assert {(*shape, 1)[0] for shape in sent} == {256}
+    assert max(map(math.prod, sent)) <= 8 * 256
+    for got, right in zip(jax.tree.leaves(compiled(*spread)), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
