@@ -215,7 +215,7 @@ def _lower(
     found: Sequence[Any] = ctx.avals_out  # pyright: ignore[reportAttributeAccessIssue]
     results = {name: aval.shape for name, aval in zip(names, found, strict=False)}
     function = flash_partitioning.partitioned(
-        call, form, [aval.shape for aval in avals], results, splits_queries=is_float32
+        call, form, [aval.shape for aval in avals], results, is_float32=is_float32
     )
     key = f"flash_attention {operation} {call} {registry.fingerprint()}"
     return partitioned_calls.lower_partitioned(function, ctx, operands, key, several=True)

@@ -3,8 +3,9 @@
 Batch and heads are sharded without communication. With more devices than key heads, key heads are
 replicated, and each device uses the one that its query heads share; cotangents of keys and values are
 then all-reduced. Our float32 kernels also keep sharded queries; cotangents of keys and values are then
-all-reduced as well. Mesh axes that shard another dimension shard heads or batch instead, if their size
-divides one of them. Otherwise their devices compute the same.
+all-reduced as well. Forward, they keep the sharded keys of few queries, and merge the results by the sums
+of their rows. Mesh axes that shard another dimension shard heads or batch instead, or queries in float32,
+if their size divides one of them. Otherwise their devices compute the same.
 
 Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.
 """
@@ -47,7 +48,7 @@ def partitioned(
     shapes: Sequence[tuple[int, ...]],
     results: Mapping[str, tuple[int, ...]],
     *,
-    splits_queries: bool,
+    is_float32: bool,
 ) -> Callable[..., Any]:
     """A `custom_partitioning` function for an operation with these shapes of operands and of results."""
     names = (*call.names, *("sums", "y", "dy")[: len(shapes) - len(call.names)])
@@ -67,7 +68,7 @@ def partitioned(
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the results if it wants another sharding
-        axes = _axes(operands[0], operands[1], mesh.shape, splits_queries)
+        axes = _axes(operands[0], operands[1], mesh.shape, is_float32, is_forward="y" in results)
         devices = math.prod(mesh.shape[axis] for axis in axes["heads"])
         shares_keys = key_heads % devices != 0
         axes["key_heads"] = () if shares_keys else axes["heads"]
@@ -79,12 +80,14 @@ def partitioned(
 
         def local(*parts: jax.Array) -> list[jax.Array]:
             own, given = call, list(parts)
-            if axes["queries"]:
-                own, given = _of_own_queries(call, parts, axes["queries"])
+            if axes["queries"] or axes["keys"]:
+                own, given = _of_own_rows(call, parts, axes)
             if shares_keys:
                 found = _of_shared_keys(own, form, given, axes["heads"], tuple(results))
             else:
                 found = form(own, given)
+            if axes["keys"]:
+                found = _merged(found, axes["keys"])[: len(results)]
             # A cotangent is a sum over devices that share its operand.
             for i, name in enumerate(results):
                 for axis in (axis for dim in without.get(name, ()) for axis in axes[dim]):
@@ -103,22 +106,29 @@ def partitioned(
     return function
 
 
-def _axes(q: Any, k: Any, sizes: Any, splits_queries: bool) -> dict[str, _Axes]:
-    """The mesh axes of batch, heads and queries: all that shard q or k, as far as their sizes allow."""
-    (batch, t, heads, _), key_heads = q.shape, k.shape[2]
+def _axes(q: Any, k: Any, sizes: Any, is_float32: bool, *, is_forward: bool) -> dict[str, _Axes]:
+    """The mesh axes of batch, heads, queries and keys: all that shard q or k, as far as their sizes allow."""
+    (batch, t, heads, _), (_, s, key_heads, _) = q.shape, k.shape
+    lengths = {"batch": batch, "queries": t, "keys": s}
+
+    def devices(axes: _Axes) -> int:
+        return math.prod(sizes[axis] for axis in axes)
 
     def fits(dim: str, axes: _Axes) -> bool:
-        devices = math.prod(sizes[axis] for axis in axes)
+        count = devices(axes)
         if dim != "heads":
-            return (batch if dim == "batch" else t) % devices == 0
-        return heads % devices == 0 and (key_heads % devices == 0 or devices % key_heads == 0)
+            return lengths[dim] % count == 0
+        return heads % count == 0 and (key_heads % count == 0 or count % key_heads == 0)
 
-    found: dict[str, _Axes] = {"batch": (), "heads": (), "queries": ()}
+    found: dict[str, _Axes] = {"batch": (), "heads": (), "queries": (), "keys": ()}
     for x in (q, k):
         spec = partitioned_calls.mesh_axes(x)
         for i, places in ((0, ("batch", "heads")), *((i, ("heads", "batch")) for i in (2, 1, 3))):
-            if splits_queries and x is q and i == 1:
-                places = ("queries", *places)
+            if is_float32 and i == 1:
+                # An all-reduce of y sends less than the keys and values of other heads.
+                is_less = is_forward and t * heads * devices(spec[i]) <= s * key_heads
+                kept = "queries" if x is q else "keys"
+                places = (kept, *places) if x is q or is_less else (*places, "queries")
             for axis in spec[i]:
                 is_free = not any(axis in axes for axes in found.values())
                 place = next((dim for dim in places if fits(dim, (*found[dim], axis))), None)
@@ -127,22 +137,38 @@ def _axes(q: Any, k: Any, sizes: Any, splits_queries: bool) -> dict[str, _Axes]:
     return found
 
 
-def _of_own_queries(
-    call: Call, operands: Sequence[jax.Array], axes: _Axes
+def _of_own_rows(
+    call: Call, operands: Sequence[jax.Array], axes: Mapping[str, _Axes]
 ) -> tuple[Call, list[jax.Array]]:
-    """The call and operands of a device's queries, sharded over `axes`; the band becomes a mask."""
+    """The call and operands of a device's queries and keys; the band becomes a mask."""
     given, kept = call.operands(operands), operands[len(call.names) :]
     t, s = given.q.shape[1], given.k.shape[1]
-    first = lax.axis_index(axes) * t
-    if given.q_lengths is not None:
-        given = given._replace(q_lengths=jnp.maximum(given.q_lengths - first, 0))
+    first_q = lax.axis_index(axes["queries"]) * t if axes["queries"] else 0
+    first_k = lax.axis_index(axes["keys"]) * s if axes["keys"] else 0
+    for name, first in (("q_lengths", first_q), ("k_lengths", first_k)):
+        if (lengths := getattr(given, name)) is not None:
+            given = given._replace(**{name: jnp.maximum(lengths - first, 0)})
     if not call.band.is_open:
         bounds = call.band.attributes()
         sides = bounds["left"], bounds["right"]
-        band = reference.within_band(first + jnp.arange(t), jnp.arange(s), *sides, ndim=4)
+        rows, cols = first_q + jnp.arange(t), first_k + jnp.arange(s)
+        band = reference.within_band(rows, cols, *sides, ndim=4)
         given = given._replace(mask=both(given.mask, band))
-    call = dataclasses.replace(call, names=given.names(), band=Band(from_end=False))
+    keeps_sums = call.keeps_sums or bool(axes["keys"])
+    names, band = given.names(), Band(from_end=False)
+    call = dataclasses.replace(call, names=names, band=band, keeps_sums=keeps_sums)
     return call, [*present(given), *kept]
+
+
+def _merged(found: Sequence[jax.Array], axes: _Axes) -> list[jax.Array]:
+    """The result and the pairs (r, s) of all keys, from those of each device's keys."""
+    y, pairs = found
+    r, s = pairs[..., 0], pairs[..., 1]
+    top = lax.pmax(r, axes)
+    own = jnp.where(s == 0, 0, s * jnp.exp2(r - top))  # r is -inf for rows that see nothing
+    total = lax.psum(own, axes)
+    weights = jnp.where(total == 0, 0, own / total).swapaxes(1, 2)[..., None]
+    return [lax.psum(y * weights, axes), jnp.stack([top, total], axis=-1)]
 
 
 def _of_shared_keys(

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._attention import cudnn
+from jaxkernels._attention import cudnn, tensor_cores
 
 EQUAL = cases.Sizes(4, 16, 24, 8, 8, 8)
 GROUPED = cases.Sizes(4, 16, 24, 8, 2, 8)
@@ -159,36 +159,74 @@ OF_FLOAT32 = {
 }
 
 
-@pytest.mark.parametrize("name", OF_FLOAT32)
-@pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
-def test_float32(name, sizes, cpu_devices):
-    """With the gradient of a bias that the batch shares, and queries that stay sharded under a window."""
-    of_queries, of_keys, is_local = OF_FLOAT32[name]
-    if sizes is SHARED and "b" in (*of_keys[2:], ""):
-        of_keys = P(*of_keys[:2])
+def check_float32(sizes, of_queries, of_keys, cpu_devices):
+    """Under a window, with the gradient of a bias that the batch shares.
+
+    Returns the kinds of collectives, forward and with gradients.
+    """
     rng = np.random.default_rng(4)
     others = {
         "mask": rng.random((sizes.B, 1, sizes.T, sizes.S)) < 0.7,
-        "query_seq_lengths": jnp.arange(sizes.B, dtype=jnp.int32) * 5 + 1,
-        "is_causal": True,
-        "local_window_size": (9, 2),
+        "query_seq_lengths": jnp.arange(sizes.B, dtype=jnp.int32) * 5 + 2,
+        "key_value_seq_lengths": jnp.full(sizes.B, sizes.S - 5, jnp.int32),
+        "is_causal": sizes.T > 3,
+        "local_window_size": (9, sizes.S // 2),
     }
     bias = rng.standard_normal((1, sizes.N, sizes.T, sizes.S)).astype(np.float32)
+    bias[:, 0, 1] = -np.inf
     arrays = [*cases.operands(sizes), cases.operands(sizes, seed=1)[0]]
-    forward = functools.partial(jk.dot_product_attention, **others)
+    forward = functools.partial(jk.dot_product_attention, return_residual=True, **others)
 
     def both(q, k, v, dy, bias):
-        y, pull = jax.vjp(forward, q, k, v, bias)
-        return y, *pull(dy)
+        y, pull, sums = jax.vjp(forward, q, k, v, bias, has_aux=True)
+        return y, jnp.exp(sums), *pull(dy)
 
     want = jax.jit(both)(*arrays, bias)
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
-    text = jax.jit(forward).lower(q, k, v, bias).compile().as_text()
-    assert not is_local or not collectives(text)
+    alone = jax.jit(functools.partial(jk.dot_product_attention, **others)).lower(q, k, v, bias)
+    alone = alone.compile()
+    assert_near([alone(q, k, v, bias)], want[:1], tolerance=2.0**-19)
     run = jax.jit(both).lower(q, k, v, dy, bias).compile()
-    assert not is_local or set(collectives(run.as_text())) <= {"all-reduce"}
     assert_near(run(q, k, v, dy, bias), want, tolerance=2.0**-19)
+    return [set(collectives(program.as_text())) for program in (alone, run)]
+
+
+@pytest.mark.parametrize("name", OF_FLOAT32)
+@pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
+def test_float32(name, sizes, cpu_devices):
+    of_queries, of_keys, is_local = OF_FLOAT32[name]
+    if sizes is SHARED and "b" in (*of_keys[2:], ""):
+        of_keys = P(*of_keys[:2])
+    forward, both = check_float32(sizes, of_queries, of_keys, cpu_devices)
+    if is_local:
+        assert not forward
+        assert both <= {"all-reduce"}
+
+
+# Sizes with keys over 4 devices, and the queries and keys of each in the forward pass.
+OF_KEYS = {
+    "few queries": (cases.Sizes(2, 3, 48, 6, 3, 8), 3, 12),
+    "odd batch and heads": (cases.Sizes(3, 16, 24, 3, 3, 8), 4, 24),
+    "queries too": (cases.Sizes(1, 6, 96, 4, 4, 8), 3, 24),
+}
+
+
+@pytest.mark.parametrize("name", OF_KEYS)
+def test_float32_keys(name, cpu_devices, monkeypatch):
+    """Devices merge the results of their keys, or share the queries."""
+    (sizes, t, s), shapes, kernel = OF_KEYS[name], [], tensor_cores.forward
+
+    def recorded(call, operands):
+        shapes.append((operands[0].shape[1], operands[1].shape[1]))
+        return kernel(call, operands)
+
+    monkeypatch.setattr(tensor_cores, "forward", recorded)
+    of_queries = P(None, "b") if name == "queries too" else P()
+    forward, _ = check_float32(sizes, of_queries, P(None, "a"), cpu_devices)
+    assert shapes[-1] == (t, s)
+    if s < sizes.S:
+        assert forward <= {"all-reduce"}
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
