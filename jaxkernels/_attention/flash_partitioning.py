@@ -151,7 +151,9 @@ def _of_own_rows(
     if not call.band.is_open:
         bounds = call.band.attributes()
         sides = bounds["left"], bounds["right"]
-        rows, cols = first_q + jnp.arange(t), first_k + jnp.arange(s)
+        rows, cols = (
+            first + jnp.arange(size, dtype="int32") for first, size in ((first_q, t), (first_k, s))
+        )
         band = reference.within_band(rows, cols, *sides, ndim=4)
         given = given._replace(mask=both(given.mask, band))
     keeps_sums = call.keeps_sums or bool(axes["keys"])

@@ -214,7 +214,7 @@ OF_KEYS = {
 
 @pytest.mark.parametrize("name", OF_KEYS)
 def test_float32_keys(name, cpu_devices, monkeypatch):
-    """Devices merge the results of their keys, or share the queries."""
+    """Devices merge the results of their keys, or share the queries; also under x64 and strict promotion."""
     (sizes, t, s), shapes, kernel = OF_KEYS[name], [], tensor_cores.forward
 
     def recorded(call, operands):
@@ -223,7 +223,8 @@ def test_float32_keys(name, cpu_devices, monkeypatch):
 
     monkeypatch.setattr(tensor_cores, "forward", recorded)
     of_queries = P(None, "b") if name == "queries too" else P()
-    forward, _ = check_float32(sizes, of_queries, P(None, "a"), cpu_devices)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        forward, _ = check_float32(sizes, of_queries, P(None, "a"), cpu_devices)
     assert shapes[-1] == (t, s)
     if s < sizes.S:
         assert forward <= {"all-reduce"}
