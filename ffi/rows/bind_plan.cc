@@ -87,7 +87,7 @@ nb::dict NamedDevices() {
 }  // namespace
 
 void BindRowPlan(nb::module_& module) {
-  BindValue<DeviceLimits>(module, "What a plan needs to know about a GPU.")
+  BindValue<DeviceLimits>(module, "The properties of a GPU that plans depend on.")
       .def(
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
@@ -117,8 +117,7 @@ void BindRowPlan(nb::module_& module) {
            "`rows` rows; tiers 'block_smem' and 'cluster' only.");
 
   module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
-  module.def("row_operations", &RowOperations,
-             "What operations.h says of each row operation, by its name.");
+  module.def("row_operations", &RowOperations, "The contract of each row operation, by its name.");
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
              nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",
