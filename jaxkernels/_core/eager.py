@@ -150,9 +150,8 @@ def jit_when_eager(
 def is_not_xlas(*args: Any, implementation: str | None = None, **kwargs: Any) -> bool:
     """Whether the call does not reach jax.nn's function, whose bits depend on whether it is jitted."""
     del kwargs
-    return implementation != "xla" and _has_kernel(
-        getattr(args[0] if args else None, "dtype", None)
-    )
+    dtype = getattr(args[0] if args else None, "dtype", None)
+    return implementation != "xla" and _has_kernel(dtype)
 
 
 @functools.cache  # NumPy computes the name of a dtype in Python
