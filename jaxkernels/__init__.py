@@ -44,7 +44,8 @@ from jaxkernels._sgemm.default_algorithm import default_algorithm
 from jaxkernels._sgemm.einsum import einsum, tensordot
 from jaxkernels._sgemm.matmul import dot_general, matmul
 from jaxkernels._sgemm.plan import plan_sgemm
-from jaxkernels._sgemm.program import Product, ProductReport, float32_matmuls
+from jaxkernels._sgemm.product_report import Product, ProductReport
+from jaxkernels._sgemm.program import float32_matmuls
 from jaxkernels._sgemm.sgemm import sgemm
 
 if _TYPE_CHECKING:
