@@ -91,7 +91,7 @@ def test_readme_has_the_commands_that_ci_runs():
     assert full == "pytest -q -n 2 --dist loadfile\n"
     ci = (ROOT / ".ci" / "run").read_text()
     assert "readme_command 1" in ci
-    assert "for number in 2 3; do" in ci
+    assert "short=$(readme_command 2) long=$(readme_command 3)" in ci
 
 
 def test_readme_is_read_in_a_minute():

@@ -107,6 +107,7 @@ def plain(x, label, *, reduction, return_lse=False, return_entropy=False, **opti
     return jnp.sum(losses) / total, *[lse] * return_lse, *[entropy] * return_entropy
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("differentiates", [False, True])
@@ -201,6 +202,7 @@ def part_of_logits(x, compiled):
     return compiled.memory_analysis().temp_size_in_bytes / x.nbytes
 
 
+@pytest.mark.half_on_a_cpu
 @reductions
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, ALL, *SCALES], ids=len)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
