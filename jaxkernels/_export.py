@@ -32,7 +32,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     An unknown attribute, operation, tier or rung raises an error when the call runs; it is never ignored.
     An earlier version can therefore refuse a program of a later one.
 
-    Our float32 flash attention, `implementation="ffi_flash"`, also has its scratch in its calls, and runs on
+    Our flash kernels, `implementation="ffi_flash"`, also have their scratch in their calls, and run on
     GPUs of compute capability 9.0 alone. The list includes cuDNN's calls, for
     `dot_product_attention(..., implementation="cudnn")`. They belong to XLA, and we promise nothing about
     them. Programs that name no implementation export without both.

@@ -2,7 +2,7 @@
 
 `jax.checkpoint_policies` do not recognise our matmul, so the backward pass computes it again. Use the
 policies of the same name in this module. They save JAX's products and those of `jaxkernels.matmul`,
-`dot_general`, `sgemm` and `dot_product_attention`. Attention that stores no scores counts as one product
+`dot_general`, `sgemm` and `dot_product_attention`. Flash attention, which stores no scores, counts as one product
 with batch dimensions; its output and one or two numbers per row are saved. Other policies of JAX work without a
 change, and `jax.checkpoint_policies.save_from_both_policies` combines them with these.
 
@@ -12,7 +12,7 @@ change, and `jax.checkpoint_policies.save_from_both_policies` combines them with
 * `offload_dot_with_no_batch_dims`: the same, saved in another memory.
 
 A dimension is a batch dimension if both operands have it, as in `jax.lax.dot_general`, and if its size is
-not 1. Under `jax_remat3`, attention that stores no scores is computed again under every policy.
+not 1. Under `jax_remat3`, flash attention is computed again under every policy.
 
 Example:
     >>> import jax

@@ -49,7 +49,7 @@ OtherDtypes: TypeAlias = Literal["xla"]
 
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn", "ffi_flash"]
 """The implementation of `dot_product_attention`: "ffi" is our softmax, "xla" is jax.nn's, "cudnn" is cuDNN's,
-"ffi_flash" is our float32 kernels that store no scores."""
+"ffi_flash" is our flash kernels, which store no scores."""
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 """The reduction of the losses of rows."""

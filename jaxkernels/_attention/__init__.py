@@ -1,1 +1,1 @@
-"""Attention: flash attention by cuDNN or our kernels, or our softmax between two products."""
+"""Attention: cuDNN's flash attention, our flash kernels, or our softmax between two products."""

@@ -104,8 +104,8 @@ def dot_product_attention(
     `empty_rows`). The softmax kernel applies scale, bias, mask and window. float32 products are always
     float32, whatever `jax_default_matmul_precision` says (see `matmul`). Works with jit, vmap, scan, remat
     and derivatives of every order and mode. On a GPU, kernels that store no scores run where they are the
-    fastest correct choice (`plan_attention`): cuDNN's flash attention for 16-bit types, and on Hopper ours
-    for float32. Otherwise the scores are stored in memory.
+    fastest correct choice (`plan_attention`): cuDNN's flash attention for 16-bit types, and on Hopper our
+    flash kernels for float32. Otherwise the scores are stored in memory.
 
     Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
     head serves N / K neighbouring query heads and is not copied), H depth. torch's arrays are
@@ -140,7 +140,7 @@ def dot_product_attention(
         local_window_size: None, or (left, right), or an integer for both: query i sees the keys
             i - left <= j <= i + right, counted from the first.
         implementation: None chooses. "ffi" runs our softmax, and raises an error if it has no kernel.
-            "ffi_flash" runs our float32 kernels that store no scores, or raises an error; derivatives
+            "ffi_flash" runs our flash kernels, which store no scores, or raises an error; derivatives
             that they do not compute still store scores. "xla" calls
             `jax.nn.dot_product_attention` with that implementation. "cudnn" calls cuDNN, or jax.nn's
             cuDNN path for calls that only it serves, including its errors.
@@ -176,7 +176,7 @@ def dot_product_attention(
         * Sequence lengths and windows need no mask of shape (T, S) in memory. A mask or bias that heads or
           batch share is not copied.
         * Reverse mode stores the result of the softmax, never the scores; in bfloat16 also the result of
-          the attention. cuDNN stores only its result and one number per row, our float32 kernels two.
+          the attention. cuDNN stores only its result and one number per row, our flash kernels two.
           Forward mode and second derivatives always store scores.
         * In cuDNN the gradient of the queries can differ in its last bits from run to run, and a NaN under
           a mask can reach its row. `implementation="ffi"` has neither effect.

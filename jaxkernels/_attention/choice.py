@@ -1,6 +1,6 @@
 """Chooses the implementation of attention: cuDNN, our flash kernels, or our softmax.
 
-`why_not_cudnn` and `why_not_kernels` exclude the calls that cuDNN and the kernels cannot serve as
+`why_not_cudnn` and `why_not_kernels` exclude the calls that cuDNN and our flash kernels cannot serve as
 documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are slower. To tune these, run
 `python -m jaxkernels.bench attention --drawn 60 --seed 1`, and use another seed for published figures.
 
@@ -91,7 +91,7 @@ def flash_call(
     `pinned` is an implementation that the user asks for, even if it is slower.
 
     Raises:
-        NotImplementedError: the user asks for our kernels, and they do not serve the call.
+        NotImplementedError: the user asks for our flash kernels, and they do not serve the call.
     """
     dtype = given.q.dtype.name
     if dtype not in (*TYPES_OF_CUDNN, "float32") and pinned is None:
@@ -149,7 +149,7 @@ def choose(problem: Problem, machine: Machine | None) -> tuple[AttentionImplemen
         why = why_not_kernels(problem, machine and machine.limits)
         if not why and not _is_large(problem):
             why = "few scores, or few queries: our softmax between products"
-        chosen, reason = "ffi_flash", "our float32 kernels keep no scores in memory"
+        chosen, reason = "ffi_flash", "our flash kernels keep no scores in memory"
     else:
         why = why_not_cudnn(problem, machine)
         if not why and not _is_faster_in_cudnn(problem):

@@ -1,4 +1,4 @@
-"""Attention as primitives: cuDNN computes 16 bits on CUDA, our kernels float32, the plain form the rest.
+"""Attention as primitives: cuDNN computes 16 bits on CUDA, our flash kernels float32, the plain form the rest.
 
 The JVP of `attention` is the linear primitive `tangent`, whose transpose is `backward`. Reverse mode
 saves the operands, y and the log-sum-exp of each row, never the scores. The plain form, which stores the

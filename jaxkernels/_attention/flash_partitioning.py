@@ -2,7 +2,7 @@
 
 Batch and heads are sharded without communication. With more devices than key heads, key heads are
 replicated, and each device uses the one that its query heads share; cotangents of keys and values are
-then all-reduced. Our float32 kernels also keep sharded queries; cotangents of keys and values are then
+then all-reduced. Our flash kernels also keep sharded queries; cotangents of keys and values are then
 all-reduced as well. Forward, they keep the sharded keys of few queries, and merge the results by the sums
 of their rows. Mesh axes that shard another dimension shard heads or batch instead, or queries in float32,
 if their size divides one of them. Otherwise their devices compute the same.

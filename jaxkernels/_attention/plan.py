@@ -24,8 +24,8 @@ class AttentionPlan:
     """The implementation that a GPU runs for a call of `dot_product_attention` that names none.
 
     Attributes:
-        implementation: "cudnn", cuDNN's flash attention, "ffi_flash", this package's float32 kernels for
-            Hopper, or "ffi", this package's softmax between products. (Forward mode and second
+        implementation: "cudnn", cuDNN's flash attention, "ffi_flash", our flash kernels, float32 on
+            Hopper, or "ffi", our softmax between products. (Forward mode and second
             derivatives are always "ffi". So is the gradient of a bias in 16 bits, and in float32 if
             queries or keys share the bias.)
         why: the reason.

@@ -1,6 +1,6 @@
-"""The operations of flash attention by this package's float32 kernels for Hopper's tensor cores.
+"""The operations of flash attention by our flash kernels, on Hopper's tensor cores.
 
-The kernels multiply pairs of float16 and keep no scores (`ffi/attention`).
+The kernels multiply float32 as pairs of float16, and keep no scores (`ffi/attention`).
 
 Owns: their calls, and which problems they serve. Must not know: when they are chosen, or what users may
 pass.

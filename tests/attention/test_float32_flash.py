@@ -1,4 +1,4 @@
-"""Float32 attention on Hopper's tensor cores: its plan, its programs, and its results on a GPU."""
+"""Our flash kernels, float32 on Hopper: their plan, their programs, and their results on a GPU."""
 
 import dataclasses
 import functools

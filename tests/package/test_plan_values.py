@@ -134,7 +134,7 @@ SENTENCES = [
     ),
     (
         functools.partial(jk.plan_attention, ATTENTION, ATTENTION, "float32", device="h200"),
-        "ffi_flash attention: our float32 kernels keep no scores in memory",
+        "ffi_flash attention: our flash kernels keep no scores in memory",
     ),
 ]
 

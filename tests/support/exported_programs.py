@@ -58,7 +58,7 @@ def product(a, b, c):
 
 
 def attention(q, k, v, bias, dy):
-    """Its value and gradients by the flash kernels, for the GPUs that have them alone."""
+    """Its value and gradients by our flash kernels, for the GPUs that have them alone."""
     of = functools.partial(jk.dot_product_attention, is_causal=True, implementation="ffi_flash")
     y, pull = jax.vjp(of, q, k, v, bias)
     return y, pull(dy)

@@ -43,7 +43,7 @@ CASES = {
     "attention-bfloat16": Function(
         jk.dot_product_attention, None, ("normal bqhd",) * 3, dtypes=("bfloat16",)
     ),
-    "attention-without-scores": Function(
+    "flash-attention": Function(
         lambda q, k, b, m: flash.attention_p.bind(*map(jnp.asarray, (q, k, k, b, m)), call=FLASH)[
             0
         ],
