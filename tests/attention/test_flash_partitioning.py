@@ -107,6 +107,7 @@ SPECS = {
 }
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
 def test_partitions(arguments, sizes, cpu_devices, local_shapes):
@@ -192,6 +193,7 @@ def check_float32(sizes, of_queries, of_keys, cpu_devices):
     return [set(collectives(program.as_text())) for program in (alone, run)]
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", OF_FLOAT32)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
 def test_float32(name, sizes, cpu_devices):

@@ -39,6 +39,7 @@ def mesh(cpu_devices):
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
 
 
+@pytest.mark.half_on_a_cpu
 @forms
 @pytest.mark.parametrize("name", SHARDINGS)
 @pytest.mark.parametrize(("trans_a", "trans_b"), cases.TRANSPOSES)
