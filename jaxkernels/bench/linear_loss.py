@@ -6,6 +6,9 @@ One run compares:
 * ``logits``: `jaxkernels.cross_entropy` of the whole logits.
 * ``ours``: `jaxkernels.linear_cross_entropy` with default options.
 * ``bounded``: the same with `max_bytes`, if the case has such a bound.
+* ``tokens``: minus the mean of `jaxkernels.linear_token_log_probs`, whose gradient is that of any
+  function of them.
+* ``forward``: the same without gradients.
 
 ``temp MB`` is the memory of the compiled program beyond operands and results. ``relF`` of dx and dw is
 the norm of the difference from optax's gradients in float32, relative to their norm.
@@ -35,6 +38,8 @@ NAMES = {
     "logits": "cross_entropy of the logits",
     "ours": "linear_cross_entropy",
     "bounded": "the same, bounded",
+    "tokens": "linear_token_log_probs",
+    "forward": "the same, no gradients",
 }
 
 
@@ -67,12 +72,15 @@ def _loss(name: str, bound: int | None) -> Function:
     if name == "logits":
         mean = partial(jk.cross_entropy, reduction="mean", implementation="ffi")
         return lambda x, w, label: mean(x @ w, label)
+    if name in ("tokens", "forward"):
+        return lambda x, w, label: -jnp.mean(jk.linear_token_log_probs(x, w, label))
     return partial(jk.linear_cross_entropy, reduction="mean", max_bytes=bound)
 
 
 def function_of(name: str, bound: int | None = None) -> Function:
     """f(x, w, label) -> the loss and the gradients of x and w; float32 runs in true float32."""
-    whole = jax.value_and_grad(_loss(name, bound), (0, 1))
+    loss = _loss(name, bound)
+    whole = loss if name == "forward" else jax.value_and_grad(loss, (0, 1))
 
     def call(*arguments: jax.Array) -> Any:
         precision = "highest" if arguments[0].dtype == jnp.float32 else "default"
@@ -118,13 +126,15 @@ def program(case: Case, name: str) -> Program:
     bound = case["max_bytes"] if name == "bounded" else None
 
     def chunks(*_: Any) -> int:
-        if name not in ("ours", "bounded"):
+        if name in ("xla", "logits"):
             return 1
         sizes = (case["rows"], case["features"], case["classes"], case["dtype"])
         platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-        return jk.plan_linear_cross_entropy(*sizes, max_bytes=bound, platform=platform).chunks
+        about = {"platform": platform, "w_is_constant": name == "forward"}
+        return jk.plan_linear_cross_entropy(*sizes, max_bytes=bound, **about).chunks
 
-    look = {"temp_bytes": temp_bytes, "chunks": chunks, "errors": _errors}
+    look = {"temp_bytes": temp_bytes, "chunks": chunks}
+    look |= {} if name == "forward" else {"errors": _errors}
     return Program(function_of(name, bound), partial(_draw, case), inspect=look)
 
 

@@ -97,12 +97,15 @@ class Column:
         return self.pattern.format(value) if isinstance(self.pattern, str) else self.pattern(value)
 
 
+Columns = Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or f(first case)
+
+
 @dataclass(frozen=True)
 class View:
     """Tables of one form, with a line for each case; a table for all cases with one title."""
 
     title: str  # a format string with fields of cases
-    columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or f(first case)
+    columns: Columns
     groups: Sequence[str] = ()  # only cases with one of these values of "group"; (): all
     contenders: Callable[[Measured], Iterable[str]] | None = None  # one line for each
     notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or f(cases)
@@ -186,11 +189,11 @@ class Sweep:
             f"{sum(ratio < self.limit for ratio in ratios)} below {self.limit:.3g}"
         )
 
-    def view(self, title: str, columns: Sequence[Column]) -> View:
+    def view(self, title: str, columns: Columns, groups: Sequence[str] = ()) -> View:
         """A view with a line for each case, the slowest first; cases without a ratio are last."""
 
         def order(m: Measured) -> float:
             ratio = self.ratio(m)
             return math.inf if ratio is None else ratio
 
-        return View(title, columns, notes=lambda some: [self.summary(some)], order=order)
+        return View(title, columns, groups, notes=lambda some: [self.summary(some)], order=order)

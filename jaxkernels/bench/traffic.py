@@ -31,6 +31,7 @@ class Traffic(NamedTuple):
     reads: int  # arrays of the size of x that are read
     writes: int = 0  # arrays of that size that are written
     scalars: int = 0  # further elements per row
+    numbers: int = 0  # further numbers of 4 bytes per row
 
     @property
     def ceiling(self) -> str:
@@ -40,7 +41,7 @@ class Traffic(NamedTuple):
     def size(self, m: Measured) -> int:
         """Bytes moved in a case."""
         row = (self.reads + self.writes) * m["cols"] + self.scalars
-        return m["rows"] * row * ITEM_BYTES[m["dtype"]]
+        return m["rows"] * (row * ITEM_BYTES[m["dtype"]] + 4 * self.numbers)
 
 
 _SOFTMAX = {"fwd": Traffic(1, 1), "grad": Traffic(2, 1)}
@@ -55,6 +56,13 @@ TRAFFIC: dict[str, dict[str, Traffic]] = {
         "mean": Traffic(1, 1),
         "none": Traffic(2, 1),
         "log_probs": Traffic(1),
+        # Ids are read, and their log-probabilities written.
+        "ids_8": Traffic(1, numbers=2 * 8),
+        "ids_1024": Traffic(1, numbers=2 * 1024),
+        # Reads of the logits and of the target; writes of their gradients.
+        "kl": Traffic(2),
+        "kl_mean": Traffic(2, 1),
+        "kl_both": Traffic(2, 2),
     },
 }
 
