@@ -178,11 +178,8 @@ def _divergence(name: str, direction: str) -> Function:
     def divergence(x: jax.Array, target: jax.Array) -> jax.Array:
         if name == "ours":
             return jk.softmax_kl_divergence(x, target, implementation="ffi")
-        log_q, p = (
-            jax.nn.log_softmax(x.astype(jnp.float32)),
-            jax.nn.softmax(target.astype(jnp.float32)),
-        )
-        return optax.losses.kl_divergence(log_q, p)
+        p = jax.nn.softmax(target.astype(jnp.float32))
+        return optax.losses.kl_divergence(jax.nn.log_softmax(x.astype(jnp.float32)), p)
 
     if direction == "kl":
         return lambda target, x: divergence(x, target)
@@ -279,7 +276,7 @@ def _draw(case: Case) -> list[Arguments]:
     if case["direction"].startswith("kl"):
         return rows.draw([rows.type_of_x(case)] * 2, case)
     count = case["direction"].partition("ids_")[2]
-    shape = (case["rows"], *map(int, filter(None, [count])))
+    shape = (case["rows"], int(count)) if count else (case["rows"],)
     label = jax.random.randint(jax.random.key(0), shape, 0, case["cols"])
     before = (label, normal(1, (case["rows"],))) if case["direction"] == "none" else (label,)
     drawn = rows.draw([rows.type_of_x(case)], case)
