@@ -75,7 +75,7 @@ constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& trai
       shape.packs_per_lane * PackOf(dtype) * registers_per_value * traits.Inputs();
   const bool fits = registers <= WarpMaxRowRegisters(dtype);
   if (traits.TakesLabel()) {
-    if (shape.lanes < 32) return shape.packs_per_lane >= 4;
+    if (shape.lanes < 32) return fits && shape.packs_per_lane >= 4;
     return registers == 32 || registers == WarpMaxRowRegisters(dtype);
   }
   if (shape.lanes < 32) {

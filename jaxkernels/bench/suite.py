@@ -127,9 +127,15 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
         for key in arguments
     }
     if numbered:
-        functions, without = _each(
-            {key: partial(_compiled, f, arguments[key][0]) for key, f in functions.items()}, True
+        compiled, without = _each(
+            {
+                key: partial(_compiled, f, arguments[key][0])
+                for key, f in functions.items()
+                if programs[key].jit
+            },
+            True,
         )
+        functions = {k: compiled.get(k, f) for k, f in functions.items() if k not in without}
         refused |= without
     how = {"repeats": options.repeats, "min_sample_seconds": options.min_sample_ms / 1e3}
     timed, without = measure_together(functions, arguments, **how)

@@ -20,6 +20,7 @@ cudaError_t LaunchRows(const RowCall& call, const RowPlan& plan, cudaStream_t st
 
 cudaError_t StartKernel(const void* function, const RowPlan& plan, void** kernel_args,
                         cudaStream_t stream) {
+  if (function == nullptr) return cudaErrorInvalidDeviceFunction;  // it was not compiled
   const LaunchShape shape{.blocks = plan.grid_blocks,
                           .threads = plan.block_threads,
                           .smem_bytes = plan.smem_bytes,

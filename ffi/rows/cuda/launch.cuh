@@ -26,11 +26,15 @@ namespace jaxkernels {
 template <typename Op>
 using RowKernel = void (*)(RowArgs<Op>);
 
+// Plans do not know kMayAlign: for aligned rows they choose a layout of those.
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;
-  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned)) {
+  constexpr bool kIsTaken =
+      IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned) ||
+      (!Op::kMayAlign && IsWarpShapeTaken(kShape, Op::kOperation, kDType, true));
+  if constexpr (kIsTaken) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // plans never choose it
