@@ -171,15 +171,19 @@ __device__ inline float ScaleHuge(float (&scores)[kSums], int r, float factor, b
   return 1.0f;
 }
 
-// HideByBand sets the scores outside the band, and those of keys beyond `keys`, to -inf.
+// HideByBand sets the scores outside the band, and those beyond the lengths, to -inf.
 __device__ inline void HideByBand(float (&scores)[kScores], const AttentionArgs& args,
                                   const QueryTile& tile, int block, int keys,
                                   const ThreadOfTile& thread) {
-  if (IsWhole(args.band, tile.tile * kBlockRows, block, keys)) return;
+  const int first = tile.tile * kBlockRows;
+  const int queries = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
+  const bool all_within = args.q_lengths == nullptr || first + kBlockRows <= queries;
+  if (all_within && IsWhole(args.band, first, block, keys)) return;
   const int column = block * kBlockRows + thread.column;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    KeyRange range = KeysOfRow(args.band, tile.tile * kBlockRows + thread.row + 8 * r, keys);
+    const int query = first + thread.row + 8 * r;
+    KeyRange range = KeysOfRow(args.band, query, query < queries ? keys : 0);
     range = {range.begin - column, range.end - column};
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {

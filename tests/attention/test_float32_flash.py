@@ -218,7 +218,7 @@ SIMULATED = (
     (Sizes(1, 140, 200, 2, 2, 64), 64, (-OPEN, OPEN), "bh"),
     (Sizes(1, 140, 200, 2, 2, 64), 64, (-OPEN, OPEN), "l"),
     (Sizes(1, 140, 200, 1, 1, 32), 32, (-OPEN, OPEN), "x"),
-    (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "qkn"),
+    (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "bqkn"),
     (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "qkw"),
     SPREAD := (Sizes(2, 140, 200, 2, 1, 32), 32, (-OPEN, OPEN), "br"),
 )
@@ -253,7 +253,7 @@ def check_simulated(program, s, depth, band, letters, mistake="no mistake"):
         dy[:, rows] *= np.float32(2.0**-20)
     q *= np.float32(1e8 if "l" in letters else 1)
     k[0, 17] *= np.float32(np.nan if "x" in letters else 1)
-    operands = [q, k, v, dy]
+    operands, bias = [q, k, v, dy], sides["bias"]
     if beyond := re.search("[nw]", letters):
         beyond = np.float32({"n": np.nan, "w": 1e12}[beyond[0]])
         q_seen, k_seen = (
@@ -262,7 +262,10 @@ def check_simulated(program, s, depth, band, letters, mistake="no mistake"):
         )
         seen = (q_seen, k_seen, k_seen, q_seen)
         operands = [np.where(*x, beyond) for x in zip(seen, operands, strict=True)]
-    given = b"".join(np.ascontiguousarray(x).tobytes() for x in (*operands, *sides.values()))
+        widest = (q_seen.any(0) & k_seen.any(0).swapaxes(0, 1))[..., 0]
+        bias = np.where(widest, bias, beyond)
+    arrays = (*operands, bias, *list(sides.values())[1:])
+    given = b"".join(np.ascontiguousarray(x).tobytes() for x in arrays)
     sizes = map(str, (*dataclasses.astuple(s), depth, *band, letters))
     run = subprocess.run(
         [program, *sizes], input=given, capture_output=True, check=True, env={mistake: "1"}
