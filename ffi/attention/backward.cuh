@@ -1,15 +1,16 @@
-// The parts that the kernels of the backward pass share. They are a pass over dO, a kernel of dQ,
-// one of dK and dV, then one of dBias. All but the first recompute the scores; P and dS never leave
-// registers. Depths above 64 are computed in two halves, and each half recomputes the scores.
+// What the kernels of the backward pass share. They run in this order: split_gradient.cuh (dO),
+// query_gradient.cuh (dQ), key_gradient.cuh (dK, dV), bias_gradient.cuh (dBias). The last three
+// recompute the scores; P and dS never leave registers. The kernels of dQ and of dK and dV compute
+// depths above 64 in two halves, and recompute the scores for each.
 //
 // With r and s of the row sums, P = exp2(score - r) / s. dO / s is split with one exponent e for
 // each row, so that rows of any size keep their precision: dO / s = G 2^-e. Then P 2^e dO =
 // exp2(score - r) G, and dS 2^(e + u) = exp2(score - r) (G V 2^u - delta), where u is the least
 // exponent of the values of a head and delta = sum(G O 2^u).
 //
-// Errors of delta and of G V must cancel as they do if one follows from the other. The kernel of dQ
-// also sums dS and P K: c = sum(dS) / sum(P) corrects delta by c, and dQ by c P K. It stores the
-// corrected delta for the later kernels.
+// delta must have the same rounding errors as G V, or dS of a row would not sum to 0. So the kernel
+// of dQ also sums dS and P: it adds c = sum(dS) / sum(P) to delta, and subtracts c P K from dQ. It
+// stores the corrected delta for the later kernels.
 #ifndef JAXKERNELS_ATTENTION_BACKWARD_CUH_
 #define JAXKERNELS_ATTENTION_BACKWARD_CUH_
 

@@ -54,7 +54,7 @@ __device__ inline bool IsComputed(const AttentionArgs& args, const QueryTile& ti
 }
 
 template <int kDepth>
-using BiasRing = AttentionRing<kDepth, 1>;  // without resident tiles
+using BiasRing = AttentionRing<kDepth, 1>;  // its resident tile is unused
 
 template <int kDepth>
 __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHeads& shared,
@@ -114,18 +114,18 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
                   FactorOfScores(forward.scale, exponent_q + exponent_k), p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
-  float r[2], delta[2], halves[2][2];
+  float r[2], delta[2], undo[2][2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     r[i] = stats[8 * i].r, delta[i] = stats[8 * i].delta;
     const int exponent = min(max(-(stats[8 * i].e + least_v), -252), 252);
-    halves[i][0] = PowerOfTwo(exponent / 2), halves[i][1] = PowerOfTwo(exponent - exponent / 2);
+    undo[i][0] = PowerOfTwo(exponent / 2), undo[i][1] = PowerOfTwo(exponent - exponent / 2);
   }
   const float factor_v = PowerOfNegative(least_v - exponent_v);
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;
-    // Rounded as ScaleHuge rounds, whatever r is: a choice for each row spills registers.
+    // All products are rounded, as ScaleHuge does for huge r: a choice per row spilled registers.
     p[i] = FastExp2(ScaledScore(p[i], kLog2E) - r[j]);
   }
   WaitForProducts<0>();
@@ -136,7 +136,7 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;
     const float x = p[i] * fmaf(ds[i], factor_v, -delta[j]);
-    sums[i] = fmaf(x * halves[j][0], halves[j][1], sums[i]);
+    sums[i] = fmaf(x * undo[j][0], undo[j][1], sums[i]);
   }
 }
 

@@ -40,7 +40,7 @@ __device__ inline void AddRows(float (&out)[kCount], int& out_exponent,
   out_exponent = least;
 }
 
-// LoadBiasMaskTransposed loads those of a key and of queries from `query` on.
+// LoadBiasMaskTransposed loads the bias and the mask of one key, for the queries from `query` on.
 __device__ inline void LoadBiasMaskTransposed(const AttentionArgs& args, const QueryTile& tile,
                                               int key, int query, RowBiasMask& bias_mask) {
   const int column = min(key, args.k.rows - 1);
@@ -94,6 +94,7 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& args = gradient.forward;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  // Scores and dP.
   float p[kColumnSums], ds[kColumnSums];
   int slots[2][kHalves];
 #pragma unroll
@@ -108,7 +109,8 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
   const int64_t block = args.q.Block(tile.batch, tile.head, part * kPartRows / kBlockRows);
   const RowStats* const stats = gradient.StatsOf(tile, 0) + part * kPartRows + thread.column;
   const int exponent_q = __ldg(&args.q.exponents[block]);
-  const int of_block = __ldg(&gradient.g.exponents[block]), reference = of_block >> 1;
+  const int exponent_and_huge = __ldg(&gradient.g.exponents[block]),
+            reference = exponent_and_huge >> 1;
   const int key = of_keys.first + thread.row, query = part * kPartRows + thread.column;
   [[maybe_unused]] RowBiasMask bias_mask[2];
   if constexpr (kBiasMask) {
@@ -125,11 +127,11 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
     if (args.bias.data != nullptr) factor = kLog2E;
   }
   HideTransposed(p, args, key, query, of_keys.keys, of_keys.queries);
-  if (of_block & 1) {
+  if (exponent_and_huge & 1) {
     ScaleHuge(p, 0, factor, true);
     factor = ScaleHuge(p, 1, factor, true);
   }
-  // The largest P of a key's row decides its scale.
+  // P = exp2(score - r). The largest P of a key's row decides its scale.
   float largest[2] = {-kInfinity<float>, -kInfinity<float>};
 #pragma unroll
   for (int i = 0; i < kColumnSums / 4; ++i) {
@@ -162,6 +164,7 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
     ring.Release(slots[0][0]);
     ring.Release(slots[1][0]);
   }
+  // dS = P (dP - delta).
   const float factor_v = PowerOfNegative(of_keys.least_v - of_keys.exponent_v);
 #pragma unroll
   for (int i = 0; i < kColumnSums / 4; ++i) {
@@ -175,12 +178,13 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
       }
     }
   }
+  // dV += P^T dO.
   float sums[kPartSums];
   const PairsOfA<kPartRows / 16> pairs_p(p);
   StartWeightedSum<kDepth, kPartRows>(sums, pairs_p, ring.Slot(slot_g));
-  int more[2];
-  ScaleRows(ds, more);
-  // The sums of dS Q start anew every 32 queries: wgmma truncates.
+  int ds_exponents[2];
+  ScaleRows(ds, ds_exponents);
+  // dK += dS^T Q. The sums start anew every 32 queries: wgmma truncates.
   const PairsOfA<2> pairs_ds[2] = {PairsOfA<2>(&ds[0]), PairsOfA<2>(&ds[16])};
   WaitForProducts<0>();
   LaunderRegisters(sums);
@@ -192,15 +196,15 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
     StartWeightedSum<kDepth, kPartRows>(sums_k[i], pairs_ds[i],
                                         ring.Slot(slot_q) + i * 32 * kRowBytes);
   }
-  more[0] += exponents[0], more[1] += exponents[1];
+  ds_exponents[0] += exponents[0], ds_exponents[1] += exponents[1];
   const int exponent = reference + of_keys.least_v + exponent_q;
   WaitForProducts<1>();
   LaunderRegisters(sums_k[0]);
-  AddRows(rows.dk, rows.dk_exponent, sums_k[0], more, exponent);
+  AddRows(rows.dk, rows.dk_exponent, sums_k[0], ds_exponents, exponent);
   WaitForProducts<0>();
   LaunderRegisters(sums_k[1]);
   ring.Release(slot_q);
-  AddRows(rows.dk, rows.dk_exponent, sums_k[1], more, exponent);
+  AddRows(rows.dk, rows.dk_exponent, sums_k[1], ds_exponents, exponent);
 }
 
 // PartsOfQueries returns the parts of 64 queries that see any key of a tile of keys.

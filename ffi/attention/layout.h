@@ -22,7 +22,7 @@ inline constexpr int kHalfDepth = 64;   // elements of the depth in a packed til
 inline constexpr int kRowBytes = kHalfDepth * 2;
 inline constexpr int kPairPartBytes = kBlockRows * kRowBytes;
 
-// PlaceOfChunk returns the offset of the 8 elements from 8 chunk on of a row, in a part of a tile.
+// PlaceOfChunk returns the offset of elements [8 chunk, 8 chunk + 8) of a row in a part of a tile.
 JK_HOST_DEVICE constexpr int PlaceOfChunk(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ row % 8) << 4);
 }

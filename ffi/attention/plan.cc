@@ -9,8 +9,8 @@
 namespace jaxkernels {
 namespace {
 
-// Split operands of more bytes than the first number are made for groups of the batch, of at most
-// the second or of one member, so that they need little memory and may stay in the L2.
+// If the scratch of the whole batch exceeds kMaxScratchBytes, groups of the batch run one after the
+// other, each with at most kScratchBytesOfGroup, or with one member. It may then stay in the L2.
 constexpr int64_t kMaxScratchBytes = int64_t{128} << 20;
 constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 

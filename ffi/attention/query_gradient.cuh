@@ -45,6 +45,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
     const int tile = operand * kHalves + HalfAt<kDepth>(i, half);
     StartScores<kDepth>(scores, ring.Resident(tile) + first_row, ring.Slot(slots[i]), i > 0);
   };
+  // Scores and dP.
 #pragma unroll
   for (int i = 0; i < kHalves; ++i) start(p, slots_k, 0, i);
   start(ds, slots_v, 1, 0);
@@ -59,6 +60,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kBiasMask) factor = bias_mask.Apply(args, tile, block, thread, factor, p);
   HideByBand(p, args, tile, block, keys, thread);
+  // P = exp2(score - r).
   float factors_p[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) factors_p[r] = ScaleHuge(p, r, factor, IsHuge(rows.r[r]));
@@ -73,6 +75,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
 #pragma unroll
   for (int i = 0; i < kHalves; ++i) ring.Release(slots_v[i]);
   if (last) ring.ReleaseResident();
+  // dS = P (dP - delta).
   const float factor_v = PowerOfNegative(least_v - exponent_v);
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
@@ -80,7 +83,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
     ds[i] = p[i] * fmaf(ds[i], factor_v, -rows.delta[r]);
     rows.sum_ds[r] += ds[i];
   }
-  // The high parts suffice: the correction is small.
+  // P K: the high parts suffice, because the correction is small.
   uint32_t high[kStepsOfBlock][4];
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) {
@@ -108,7 +111,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   WaitForProducts<0>();
   LaunderRegisters(sums);
   PromoteSums(rows.sum_pk, sums, {factor_k, factor_k}, rescale);
-  // The sums of dS K start anew every 64 keys: wgmma truncates.
+  // dQ += dS K. The sums start anew every 64 keys: wgmma truncates.
   float sums_k[2][kPartSums];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

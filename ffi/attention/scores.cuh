@@ -68,7 +68,8 @@ struct RowBiasMask {
   float bias[16];
   uint32_t bits;  // 1 if the mask shows the score
 
-  // Apply adds a bias to factor score, and hides some. `scores` is the first.
+  // Apply replaces 16 scores by factor * score + bias, and masked ones by -inf. `scores` points to
+  // the first.
   __device__ void Apply(const AttentionArgs& args, float factor, float* scores) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -79,7 +80,7 @@ struct RowBiasMask {
   }
 };
 
-// LoadBiasMask loads those of a query and of keys from `key` on.
+// LoadBiasMask loads the bias and the mask of one query, for the keys from `key` on.
 __device__ inline void LoadBiasMask(const AttentionArgs& args, const QueryTile& tile, int query,
                                     int key, RowBiasMask& bias_mask) {
   query = min(query, args.q.rows - 1);
