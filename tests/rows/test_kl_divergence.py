@@ -29,6 +29,7 @@ def logits_of(shape, spread, dtypes):
     return x, target.astype(jnp.dtype(dtypes[1]))
 
 
+@functools.partial(jax.jit, static_argnames="implementation")
 def value_and_gradients(x, target, cotangent, **options):
     loss, pull = jax.vjp(functools.partial(jk.softmax_kl_divergence, **options), x, target)
     return loss, *pull(cotangent)
@@ -48,7 +49,7 @@ def test_values_and_gradients(dtypes, spread, temperature, implementation):
             cotangent = np.linspace(-2, 1, shape[0]).astype(wide)
             options = {"implementation": implementation, "where": ~hidden}
             options |= {} if temperature is None else {"temperature": temperature}
-            found = jax.jit(functools.partial(value_and_gradients, **options))(x, target, cotangent)
+            found = value_and_gradients(x, target, cotangent, **options)
         scale = None if temperature is None else np.asarray(temperature, wide)
         want = kl_divergence(x, target, hidden, scale, cotangent[:, None], 1)
         assert found[0].dtype == wide
@@ -91,7 +92,7 @@ def test_hidden_classes_finite_masks_and_nan(implementation):
     ]
     x, target, want = (np.array(a, np.float32) for a in zip(*rows, strict=True))
     call = functools.partial(value_and_gradients, implementation=implementation)
-    loss, dx, dtarget = jax.jit(call)(x, target, np.ones_like(want))
+    loss, dx, dtarget = call(x, target, np.ones_like(want))
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     assert np.isfinite(dx[:10]).all()
     assert np.isfinite(dtarget[np.isfinite(want)]).all()
@@ -107,7 +108,7 @@ def test_hidden_classes_finite_masks_and_nan(implementation):
     np.testing.assert_allclose(loss, want[weights > 0].mean(), rtol=1e-6)
     assert all(np.isfinite(d).all() for d in found)
     assert not any(d[weights == 0].any() for d in found[:2])
-    for d in jax.jit(call)(x, target, np.zeros_like(want))[1:]:
+    for d in call(x, target, np.zeros_like(want))[1:]:
         np.testing.assert_array_equal(d, 0)
     assert mean(x, target, weights=0.0) == mean(x[:0], target[:0]) == 0
 
