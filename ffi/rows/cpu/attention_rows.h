@@ -1,5 +1,6 @@
 // Attention operations on the CPU: rows are loaded into a buffer in the compute type, scaled,
-// biased and masked; then the plain operations run on the buffer.
+// biased and masked; then the plain operations run on the buffer. A band gives each row a length of
+// its own, and so a driver.
 //
 // Owns: the loads and stores of a row. Must not know: how a row is reduced (row_drivers.h), XLA,
 // threads.
@@ -9,7 +10,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-#include <vector>
 
 #include "core/numeric_cpu.h"
 #include "rows/cpu/kernels.h"
@@ -36,18 +36,6 @@ RowCall OnBuffers(const RowCall& call, const C* first, const C* second, C* out) 
   return on;
 }
 
-template <typename T>
-JK_INLINE void WidenAll(const T* from, int64_t n, CpuComputeType<T>* to) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) to[i] = Widen(from[i]);
-}
-
-template <typename T>
-JK_INLINE void NarrowAll(const CpuComputeType<T>* from, int64_t n, T* to) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) Narrow(from[i], &to[i]);
-}
-
 // Loads t = scale * x + bias for visible columns of `range` and -inf for hidden ones. Returns
 // whether any element is not -inf.
 template <typename T>
@@ -57,14 +45,14 @@ JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int
   using C = CpuComputeType<T>;
   const int64_t n = range.end - range.begin;
   const C scale = static_cast<C>(attention.scale);
-  WidenAll(static_cast<const T*>(all.in[0]) + row * all.cols + range.begin, n, t);
+  const C* const x = Load(static_cast<const T*>(all.in[0]) + row * all.cols + range.begin, n, t);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) t[i] = scale * t[i];
+  for (int64_t i = 0; i < n; ++i) t[i] = scale * x[i];
   if (all.in[1] != nullptr) {
     const int64_t first = attention.bias_rows.Of(row) * all.cols + range.begin;
-    WidenAll(static_cast<const T*>(all.in[1]) + first, n, buffer);
+    const C* const bias = Load(static_cast<const T*>(all.in[1]) + first, n, buffer);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) t[i] += buffer[i];
+    for (int64_t i = 0; i < n; ++i) t[i] += bias[i];
   }
   if (const uint8_t* mask = attention.MaskOf(row, all.cols)) {
     mask += range.begin;
@@ -83,10 +71,13 @@ JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange
                             CpuComputeType<T>* y, CpuComputeType<T>* dy) {
   using C = CpuComputeType<T>;
   const int64_t n = range.end - range.begin, first = row * all.cols + range.begin;
-  WidenAll(static_cast<const T*>(all.in[0]) + first, n, y);
-  WidenAll(static_cast<const T*>(all.in[1]) + first, n, dy);
+  const C* const of_y = Load(static_cast<const T*>(all.in[0]) + first, n, y);
+  const C* const of_dy = Load(static_cast<const T*>(all.in[1]) + first, n, dy);
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) dy[i] = y[i] == C(0) ? C(0) : dy[i];
+  for (int64_t i = 0; i < n; ++i) {
+    const C one = of_y[i], other = of_dy[i];  // a load of dy in the selection would be masked
+    y[i] = one, dy[i] = one == C(0) ? C(0) : other;
+  }
 }
 
 // Fills the columns of a row of n elements outside its band.
@@ -112,7 +103,7 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
     const int64_t elements = call.arrays.rows * cols;
     C* const first = static_cast<C*>(of.room);
     C* const second = Op::kInputs == 2 ? first + elements : first;
-    C* const results = second + elements;
+    C* const results = ResultBuffer(out, second + elements);
     SegmentStatistics* const segments = of.segments + row * count;
     if (of.step == FirstStep(call.operation, call.dtype)) {
       const ColumnRange columns = {static_cast<int>(begin), static_cast<int>(end)};
@@ -124,11 +115,11 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
         std::any_of(segments, segments + count, [](const auto& one) { return one.sees; });
     finish(end - begin, first + at, results + at);
     if (!sees) std::fill(results + at, results + at + (end - begin), C(0));
-    return NarrowAll(results + at, end - begin, out + at);
+    return Flush(results + at, end - begin, out + at);
   }
   const int64_t step = RowsAtOnce(attention, cols), size = step * cols;
-  std::vector<C> first(size), second(Op::kInputs == 2 ? size : 0), results(size);
-  RowCall on = OnBuffers<C>(call, first.data(), second.data(), results.data());
+  const Buffer<C> first(size), second(Op::kInputs == 2 ? size : 0), buffer(size);
+  RowCall on = OnBuffers<C>(call, first.data(), second.data(), nullptr);
   Result zero;
   Narrow(C(0), &zero);
   for (int64_t group = of.begin; group < of.end; group += step) {
@@ -141,28 +132,26 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
     for (int64_t r = 0; r < rows; ++r) {
       const ColumnRange band = attention.ColumnsOf(group + r, cols);
       const ColumnRange inner = {band.begin - range.begin, band.end - range.begin};
-      C* const x = &first[r * n];
+      C* const x = first.data() + r * n;
       C* const other = second.data() + (Op::kInputs == 2 ? r * n : 0);
       FillOutside(inner, n, Op::kUsesMax ? -kInf<C> : C(0), x);
       if (Op::kInputs == 2) FillOutside(inner, n, C(0), other);
-      sees[r] = load(group + r, band, x + inner.begin, other + inner.begin, &results[r * n]);
+      sees[r] = load(group + r, band, x + inner.begin, other + inner.begin, buffer.data());
       if (Op::kUsesMax && call.part == Part::kFinish) {
         sees[r] = StatisticsOf<Op, C>(call, group + r)[1] != C(0);
       }
     }
-    on.arrays.rows = rows, on.arrays.cols = n;
+    Result* const to = out + group * cols;
+    C* const results = ResultBuffer(to + range.begin, buffer.data());
+    on.arrays.rows = rows, on.arrays.cols = n, on.arrays.out = results;
     if (call.part != Part::kWhole) on.statistics = static_cast<C*>(call.statistics) + 2 * group;
     if (n > 0) RunRange<Op>(on, {0, rows}, step > 1);
     if (call.part == Part::kStatistics) continue;
-    finish(rows * n, first.data(), results.data());
+    finish(rows * n, first.data(), results);
+    Flush(results, rows * n, to + range.begin);
     for (int64_t r = 0; r < rows; ++r) {
-      Result* const to = out + (group + r) * cols;
-      if (sees[r]) {
-        FillOutside(range, cols, zero, to);
-        NarrowAll(results.data() + r * n, n, to + range.begin);
-      } else {
-        std::fill(to, to + cols, zero);
-      }
+      const ColumnRange stored = sees[r] ? range : ColumnRange{0, 0};
+      FillOutside(stored, cols, zero, to + r * cols);
     }
   }
 }
