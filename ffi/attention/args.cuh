@@ -39,7 +39,7 @@ struct StridedScores {
   int column;
   bool pairs;  // neighbouring columns can be loaded together
 
-  __device__ const T* Row(const QueryTile& tile, int query) const {
+  __device__ const T* Row(const HeadTile& tile, int query) const {
     return data + tile.batch * batch + tile.head * head + query * row;
   }
 };
@@ -55,8 +55,8 @@ struct AttentionArgs {
   int head_group;  // heads of queries that share a head of keys
   float* out;      // (batch, queries, heads, depth of values)
   bool out_pairs;  // neighbouring elements of `out` can be stored together
-  // (batch, heads, queries): r and s, so that a row's probabilities are exp2(score - r) / s. They
-  // are FlashAttention's m and l, but r is only near the maximum.
+  // (batch, heads, queries): m and l of FlashAttention, so that a row's probabilities are
+  // exp2(score - m) / l, but m is only near the maximum.
   float2* row_sums;
   TileOrder order;
 
@@ -64,8 +64,8 @@ struct AttentionArgs {
     return lengths == nullptr ? whole : min(max(lengths[batch], 0), whole);
   }
   // BlocksOf returns the blocks of keys of a tile.
-  __device__ KeyRange BlocksOf(const QueryTile& tile) const {
-    const int first = tile.tile * kBlockRows;
+  __device__ KeyRange BlocksOf(const HeadTile& tile) const {
+    const int first = tile.index * kBlockRows;
     if (first >= Length(q_lengths, tile.batch, q.rows)) return {0, 0};
     const KeyRange range = KeysOfTile(band, first, Length(k_lengths, tile.batch, k.rows));
     if (range.begin == range.end) return {0, 0};

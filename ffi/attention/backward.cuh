@@ -1,16 +1,17 @@
-// What the kernels of the backward pass share. They run in this order: split_gradient.cuh (dO),
-// query_gradient.cuh (dQ), key_gradient.cuh (dK, dV), bias_gradient.cuh (dBias). The last three
-// recompute the scores; P and dS never leave registers. The kernels of dQ and of dK and dV compute
-// depths above 64 in two halves, and recompute the scores for each.
+// The parts that the kernels of the backward pass share. The kernels run in this order:
+// split_gradient.cuh (dO, delta), query_gradient.cuh (dQ), key_gradient.cuh (dK, dV),
+// bias_gradient.cuh (dBias). The last three recompute the scores; P and dS never leave registers.
+// The kernels of dQ and of dK and dV compute depths above 64 in two halves, and recompute the
+// scores for each.
 //
-// With r and s of the row sums, P = exp2(score - r) / s. dO / s is split with one exponent e for
-// each row, so that rows of any size keep their precision: dO / s = G 2^-e. Then P 2^e dO =
-// exp2(score - r) G, and dS 2^(e + u) = exp2(score - r) (G V 2^u - delta), where u is the least
+// With m and l of the row sums, P = exp2(score - m) / l. dO / l is split with one exponent e for
+// each row, so that rows of any size keep their precision: dO / l = G 2^-e. Then P 2^e dO =
+// exp2(score - m) G, and dS 2^(e + u) = exp2(score - m) (G V 2^u - delta), where u is the least
 // exponent of the values of a head and delta = sum(G O 2^u).
 //
-// delta must have the same rounding errors as G V, or dS of a row would not sum to 0. So the kernel
-// of dQ also sums dS and P: it adds c = sum(dS) / sum(P) to delta, and subtracts c P K from dQ. It
-// stores the corrected delta for the later kernels.
+// delta must have the rounding errors of G V, or dS of a row would not sum to 0. So the kernel of
+// dQ also sums dS, P and P K. It adds c = sum(dS) / sum(P) to delta, and subtracts c sum(P K) from
+// dQ. It stores the corrected delta for the later kernels.
 #ifndef JAXKERNELS_ATTENTION_BACKWARD_CUH_
 #define JAXKERNELS_ATTENTION_BACKWARD_CUH_
 
@@ -19,17 +20,17 @@
 namespace jaxkernels {
 
 // RowStats are the softmax statistics of a query, and delta. Queries that see nothing, and rows
-// beyond the array, have infinite r and -infinite shift, so that P is 0.
+// beyond the array, have infinite m and -infinite shift, so that P is 0.
 struct alignas(16) RowStats {
   float shift;  // reference of the block - e
-  float r;
+  float m;
   float delta;
   int e;
 };
 
 struct GradientArgs {
   AttentionArgs forward;  // without results
-  SplitOperand g;         // dO; its exponents: 2 (least e of the block) + (any r is huge)
+  SplitOperand g;         // dO; its exponents: 2 (least e of the block) + (any m is huge)
   const float* out;       // O
   RowStats* stats;        // 128 of each block of queries of each head
   float scale;            // of the scores
@@ -38,7 +39,7 @@ struct GradientArgs {
   float* dv;
   TileOrder key_order;  // of tiles of keys, heads of keys
 
-  __device__ RowStats* StatsOf(const QueryTile& tile, int block) const {
+  __device__ RowStats* StatsOf(const HeadTile& tile, int block) const {
     return stats + g.Block(tile.batch, tile.head, block) * kBlockRows;
   }
 };
@@ -113,14 +114,14 @@ __device__ inline void StoreGradients(const float (&sums)[kCount], const int (&e
 // CopyResidents copies a tile of two operands.
 template <int kDepth, int kSlotRows>
 __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring, uint32_t parity,
-                                     const QueryTile& tile, const SplitOperand& a,
+                                     const HeadTile& tile, const SplitOperand& a,
                                      const SplitOperand& b) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const char* from[2 * kHalves];
 #pragma unroll
   for (int i = 0; i < kHalves; ++i) {
-    from[i] = a.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
-    from[kHalves + i] = b.Tile<kDepth>(tile.batch, tile.head, tile.tile, i);
+    from[i] = a.Tile<kDepth>(tile.batch, tile.head, tile.index, i);
+    from[kHalves + i] = b.Tile<kDepth>(tile.batch, tile.head, tile.index, i);
   }
   ring.CopyResident(parity, from);
 }
@@ -129,13 +130,13 @@ __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring
 template <int kDepth, int kSlotRows>
 __device__ inline void CopyStreamed(const GradientRing<kDepth, kSlotRows>& ring,
                                     typename GradientRing<kDepth, kSlotRows>::Cursor& cursor,
-                                    const QueryTile& block, int half, int first_row,
+                                    const HeadTile& block, int half, int first_row,
                                     const SplitOperand& a, const SplitOperand& b) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   for (int i = 0; i < 2 * kHalves; ++i) {
     const SplitOperand& from = i < kHalves ? a : b;
     const int at = HalfAt<kDepth>(i, half);
-    ring.CopyTile(cursor, from.Tile<kDepth>(block.batch, block.head, block.tile, at), first_row);
+    ring.CopyTile(cursor, from.Tile<kDepth>(block.batch, block.head, block.index, at), first_row);
   }
 }
 

@@ -22,8 +22,8 @@ struct BiasGradientArgs {
 
 // SharedHeads are the heads that share the tile of a block, in groups.
 struct SharedHeads {
-  QueryTile first;  // batch member and head of the first, tile of queries
-  int block;        // of keys
+  HeadTile first;  // batch member and head of the first, tile of queries
+  int block;       // of keys
   int group;
   int batch, heads;  // members and heads that share it
   int begin, end;    // of the group
@@ -32,7 +32,7 @@ struct SharedHeads {
     const AttentionArgs& forward = args.gradient.forward;
     block = index % forward.k.blocks;
     index /= forward.k.blocks;
-    first.tile = index % forward.q.blocks;
+    first.index = index % forward.q.blocks;
     index /= forward.q.blocks;
     first.head = index % args.heads;
     index /= args.heads;
@@ -43,18 +43,18 @@ struct SharedHeads {
     const int all = batch * heads, size = (all + args.groups - 1) / args.groups;
     begin = min(group * size, all), end = min(begin + size, all);
   }
-  __device__ QueryTile At(int i) const {
-    return {first.batch + i / heads, first.head + i % heads, first.tile};
+  __device__ HeadTile At(int i) const {
+    return {first.batch + i / heads, first.head + i % heads, first.index};
   }
 };
 
-__device__ inline bool IsComputed(const AttentionArgs& args, const QueryTile& tile, int block) {
+__device__ inline bool IsComputed(const AttentionArgs& args, const HeadTile& tile, int block) {
   const KeyRange blocks = args.BlocksOf(tile);
   return block >= blocks.begin && block < blocks.end;
 }
 
 template <int kDepth>
-using BiasRing = AttentionRing<kDepth, 1>;  // its resident tile is unused
+using BiasRing = AttentionRing<kDepth, 1>;  // the resident tile is unused
 
 template <int kDepth>
 __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHeads& shared,
@@ -62,12 +62,12 @@ __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHea
   const AttentionArgs& forward = args.gradient.forward;
   typename BiasRing<kDepth>::Cursor cursor;
   for (int i = shared.begin; i < shared.end; ++i) {
-    const QueryTile tile = shared.At(i);
+    const HeadTile tile = shared.At(i);
     if (!IsComputed(forward, tile, shared.block)) continue;
     const int key_head = tile.head / forward.head_group;
     const auto copy = [&](const SplitOperand& rows, const SplitOperand& columns) {
       for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
-        ring.CopyTile(cursor, rows.Tile<kDepth>(tile.batch, tile.head, tile.tile, half));
+        ring.CopyTile(cursor, rows.Tile<kDepth>(tile.batch, tile.head, tile.index, half));
         ring.CopyTile(cursor, columns.Tile<kDepth>(tile.batch, key_head, shared.block, half));
       }
     };
@@ -80,11 +80,12 @@ __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHea
 template <int kDepth>
 __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const BiasRing<kDepth>& ring,
                                          typename BiasRing<kDepth>::Cursor& cursor,
-                                         const QueryTile& tile, int block,
+                                         const HeadTile& tile, int block,
                                          const ThreadOfTile& thread, float (&sums)[kScores]) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
   const AttentionArgs& forward = args.gradient.forward;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  // Scores and dP.
   float p[kScores], ds[kScores];
   int slots[2][2 * kHalves];
   const auto start = [&](float (&scores)[kScores], int (&slots)[2 * kHalves], int half) {
@@ -96,13 +97,13 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
   for (int half = 0; half < kHalves; ++half) start(p, slots[0], half);
   start(ds, slots[1], 0);
   const int key_head = tile.head / forward.head_group;
-  const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.tile);
+  const int64_t block_q = forward.q.Block(tile.batch, tile.head, tile.index);
   const int64_t block_k = forward.k.Block(tile.batch, key_head, block);
   const int exponent_q = __ldg(&forward.q.exponents[block_q]);
   const int exponent_k = __ldg(&forward.k.exponents[block_k]);
   const int exponent_v = __ldg(&forward.v.exponents[block_k]);
   const int least_v = LeastExponent(forward.v, tile.batch, key_head);
-  const RowStats* const stats = args.gradient.StatsOf(tile, tile.tile) + thread.row;
+  const RowStats* const stats = args.gradient.StatsOf(tile, tile.index) + thread.row;
   TileBiasMask<1> bias_mask;
   bias_mask.Load(forward, tile, block, thread);
   WaitForProducts<1>();
@@ -114,10 +115,11 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
                   FactorOfScores(forward.scale, exponent_q + exponent_k), p);
   const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
   HideByBand(p, forward, tile, block, keys, thread);
-  float r[2], delta[2], undo[2][2];
+  // P = exp2(score - m).
+  float m[2], delta[2], undo[2][2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    r[i] = stats[8 * i].r, delta[i] = stats[8 * i].delta;
+    m[i] = stats[8 * i].m, delta[i] = stats[8 * i].delta;
     const int exponent = min(max(-(stats[8 * i].e + least_v), -252), 252);
     undo[i][0] = PowerOfTwo(exponent / 2), undo[i][1] = PowerOfTwo(exponent - exponent / 2);
   }
@@ -125,9 +127,10 @@ __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const Bia
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int j = i / 2 % 2;
-    // All products are rounded, as ScaleHuge does for huge r: a choice per row spilled registers.
-    p[i] = FastExp2(ScaledScore(p[i], kLog2E) - r[j]);
+    // All products are rounded, as ScaleHuge does for huge m: a choice for each row would spill.
+    p[i] = FastExp2(ScaledScore(p[i], kLog2E) - m[j]);
   }
+  // The sums += dS = P (dP - delta).
   WaitForProducts<0>();
   LaunderRegisters(ds);
 #pragma unroll
@@ -151,7 +154,7 @@ __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const Share
   for (float& x : sums) x = 0.0f;
 #pragma unroll 1
   for (int i = shared.begin; i < shared.end; ++i) {
-    const QueryTile tile = shared.At(i);
+    const HeadTile tile = shared.At(i);
     if (!IsComputed(forward, tile, shared.block)) continue;
     AddScoreGradients<kDepth>(args, ring, cursor, tile, shared.block, thread, sums);
   }
@@ -160,7 +163,7 @@ __device__ inline void SumBiasGradient(const BiasGradientArgs& args, const Share
       args.sums + shared.group * args.group_pitch + matrix * forward.q.rows * forward.k.rows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = shared.first.tile * kBlockRows + thread.row + 8 * r;
+    const int query = shared.first.index * kBlockRows + thread.row + 8 * r;
     if (query >= forward.q.rows) continue;
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {

@@ -145,7 +145,7 @@ using ForwardRing = AttentionRing<kDepth, PackedTile<kDepth>::kHalves>;
 template <int kDepth, bool kBiasMask>
 __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<kDepth>& ring,
                                    typename ForwardRing<kDepth>::Cursor& cursor,
-                                   const QueryTile& tile, int block, bool last, int keys,
+                                   const HeadTile& tile, int block, bool last, int keys,
                                    const ThreadOfTile& thread, int exponent_q,
                                    OutputRows<kDepth>& rows) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
@@ -153,6 +153,7 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
   const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  // Scores.
   int slots[kHalves];
   float scores[kScores];
 #pragma unroll
@@ -170,6 +171,7 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
   if constexpr (kBiasMask) factor = bias_mask.Apply(args, tile, block, thread, factor, scores);
   HideByBand(scores, args, tile, block, keys, thread);
+  // P = exp2(score + shift).
   float rescale[2];
   ExpScores(scores, factor, rows, rescale);
   const PairsOfA<kStepsOfBlock / 2> probabilities[2] = {PairsOfA<kStepsOfBlock / 2>(&scores[0]),
@@ -179,8 +181,8 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   const float factor_out = PowerOfNegative(exponent - rows.exponent);
   rows.exponent = exponent;
   rescale[0] *= factor_out, rescale[1] *= factor_out;
-  // The sums of 64 keys are promoted while those of the next 64, or of the other half, are
-  // computed.
+  // The outputs += P V. The sums of 64 keys are promoted while those of the next 64, or of the
+  // other half, are computed.
   float sums[2][kPartSums];
   const auto promote = [&](int i) {
     LaunderRegisters(sums[i % 2]);
@@ -217,14 +219,14 @@ __device__ inline void StorePair(const float2& pair, float* to, int count, bool 
 
 // StoreRows divides the sums and stores them. Queries beyond the length see nothing.
 template <int kDepth>
-__device__ inline void StoreRows(const AttentionArgs& args, const QueryTile& tile,
+__device__ inline void StoreRows(const AttentionArgs& args, const HeadTile& tile,
                                  const ThreadOfTile& thread, const OutputRows<kDepth>& rows) {
   const float undo = PowerOfTwo(-rows.exponent);
   const int length = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
   const int depth = args.v.depth;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int query = tile.tile * kBlockRows + thread.row + 8 * r;
+    const int query = tile.index * kBlockRows + thread.row + 8 * r;
     const float sum = SumOfQuad(rows.sum[r]);
     if (query >= args.q.rows) continue;
     const bool sees = query < length && sum != 0.0f;
@@ -259,11 +261,12 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
     if (index >= args.order.Count()) return;
-    const QueryTile tile = args.order.At(index);
+    const HeadTile tile = args.order.At(index);
     ring.WaitForResident(round & 1);
     const KeyRange blocks = args.BlocksOf(tile);
     const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
-    const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
+    const int exponent_q =
+        __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.index)]);
     OutputRows<kDepth> rows;
 #pragma unroll
     for (auto& out : rows.out) {
@@ -291,11 +294,11 @@ __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kD
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
     if (index >= args.order.Count()) return;
-    const QueryTile tile = args.order.At(index);
+    const HeadTile tile = args.order.At(index);
     const char* queries[kHalves];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      queries[half] = args.q.Tile<kDepth>(tile.batch, tile.head, tile.tile, half);
+      queries[half] = args.q.Tile<kDepth>(tile.batch, tile.head, tile.index, half);
     }
     ring.CopyResident(round & 1, queries);
     const KeyRange blocks = args.BlocksOf(tile);

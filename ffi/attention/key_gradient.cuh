@@ -32,16 +32,16 @@ __device__ inline void AddRows(float (&out)[kCount], int& out_exponent,
                                int exponent) {
   // All threads of a row need one exponent, and a thread has two rows; those of a quad are equal.
   const int least = min(out_exponent, min(exponents[0], exponents[1]) + exponent);
-  const float old = PowerOfNegative(least - out_exponent);
+  const float rescale = PowerOfNegative(least - out_exponent);
   PromoteSums(out, sums,
               {PowerOfNegative(least - exponents[0] - exponent),
                PowerOfNegative(least - exponents[1] - exponent)},
-              {old, old});
+              {rescale, rescale});
   out_exponent = least;
 }
 
 // LoadBiasMaskTransposed loads the bias and the mask of one key, for the queries from `query` on.
-__device__ inline void LoadBiasMaskTransposed(const AttentionArgs& args, const QueryTile& tile,
+__device__ inline void LoadBiasMaskTransposed(const AttentionArgs& args, const HeadTile& tile,
                                               int key, int query, RowBiasMask& bias_mask) {
   const int column = min(key, args.k.rows - 1);
   const auto row = [&](int i) { return min(query + i / 2 * 8 + i % 2, args.q.rows - 1); };
@@ -77,22 +77,21 @@ __device__ inline void HideTransposed(float (&scores)[kColumnSums], const Attent
   }
 }
 
-// KeyTile describes the tile of keys of a block.
-struct KeyTile {
+// KeyTileInfo describes the tile of keys of a block.
+struct KeyTileInfo {
   int first, keys, queries;  // first key, and the lengths
   int exponent_k, exponent_v, least_v;
 };
 
 // DifferentiateQueries adds 64 queries to half of dK and dV.
 template <int kDepth, bool kBiasMask>
-__device__ inline void DifferentiateQueries(const GradientArgs& gradient,
-                                            const KeyRing<kDepth>& ring,
+__device__ inline void DifferentiateQueries(const GradientArgs& args, const KeyRing<kDepth>& ring,
                                             typename KeyRing<kDepth>::Cursor& cursor,
-                                            const QueryTile& tile, const KeyTile& of_keys, int part,
-                                            int half, const ThreadOfTile& thread,
+                                            const HeadTile& tile, const KeyTileInfo& of_keys,
+                                            int part, int half, const ThreadOfTile& thread,
                                             KeyRows<kDepth>& rows) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
-  const AttentionArgs& args = gradient.forward;
+  const AttentionArgs& forward = args.forward;
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
   // Scores and dP.
   float p[kColumnSums], ds[kColumnSums];
@@ -106,42 +105,42 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
                         ring.Slot(slots[operand][at]), at > 0);
   }
   const int slot_q = slots[0][kHalves - 1], slot_g = slots[1][kHalves - 1];
-  const int64_t block = args.q.Block(tile.batch, tile.head, part * kPartRows / kBlockRows);
-  const RowStats* const stats = gradient.StatsOf(tile, 0) + part * kPartRows + thread.column;
-  const int exponent_q = __ldg(&args.q.exponents[block]);
-  const int exponent_and_huge = __ldg(&gradient.g.exponents[block]),
-            reference = exponent_and_huge >> 1;
+  const int64_t block = forward.q.Block(tile.batch, tile.head, part * kPartRows / kBlockRows);
+  const RowStats* const stats = args.StatsOf(tile, 0) + part * kPartRows + thread.column;
+  const int exponent_q = __ldg(&forward.q.exponents[block]);
+  const int exponent_and_huge = __ldg(&args.g.exponents[block]);
+  const int reference = exponent_and_huge >> 1;
   const int key = of_keys.first + thread.row, query = part * kPartRows + thread.column;
   [[maybe_unused]] RowBiasMask bias_mask[2];
   if constexpr (kBiasMask) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      LoadBiasMaskTransposed(args, tile, key + 8 * r, query, bias_mask[r]);
+      LoadBiasMaskTransposed(forward, tile, key + 8 * r, query, bias_mask[r]);
   }
   WaitForProducts<kHalves>();
   LaunderRegisters(p);
-  float factor = FactorOfScores(args.scale, exponent_q + of_keys.exponent_k);
+  float factor = FactorOfScores(forward.scale, exponent_q + of_keys.exponent_k);
   if constexpr (kBiasMask) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) bias_mask[r].Apply(args, factor, &p[2 * r]);
-    if (args.bias.data != nullptr) factor = kLog2E;
+    for (int r = 0; r < 2; ++r) bias_mask[r].Apply(forward, factor, &p[2 * r]);
+    if (forward.bias.data != nullptr) factor = kLog2E;
   }
-  HideTransposed(p, args, key, query, of_keys.keys, of_keys.queries);
+  HideTransposed(p, forward, key, query, of_keys.keys, of_keys.queries);
   if (exponent_and_huge & 1) {
     ScaleHuge(p, 0, factor, true);
     factor = ScaleHuge(p, 1, factor, true);
   }
-  // P = exp2(score - r). The largest P of a key's row decides its scale.
+  // P = exp2(score - m). The largest P of a key's row decides its scale.
   float largest[2] = {-kInfinity<float>, -kInfinity<float>};
 #pragma unroll
   for (int i = 0; i < kColumnSums / 4; ++i) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float2 shift_r = __ldg(reinterpret_cast<const float2*>(&stats[8 * i + j]));
+      const float2 shift_m = __ldg(reinterpret_cast<const float2*>(&stats[8 * i + j]));
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float& score = p[4 * i + 2 * r + j];
-        score = fmaf(score, factor, -shift_r.y) + shift_r.x;
+        score = fmaf(score, factor, -shift_m.y) + shift_m.x;
         largest[r] = fmaxf(largest[r], score);
       }
     }
@@ -178,13 +177,12 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
       }
     }
   }
-  // dV += P^T dO.
+  // dV += P dO, dK += dS Q. The sums of dS Q start anew every 32 queries: wgmma truncates.
   float sums[kPartSums];
   const PairsOfA<kPartRows / 16> pairs_p(p);
   StartWeightedSum<kDepth, kPartRows>(sums, pairs_p, ring.Slot(slot_g));
   int ds_exponents[2];
   ScaleRows(ds, ds_exponents);
-  // dK += dS^T Q. The sums start anew every 32 queries: wgmma truncates.
   const PairsOfA<2> pairs_ds[2] = {PairsOfA<2>(&ds[0]), PairsOfA<2>(&ds[16])};
   WaitForProducts<0>();
   LaunderRegisters(sums);
@@ -208,35 +206,35 @@ __device__ inline void DifferentiateQueries(const GradientArgs& gradient,
 }
 
 // PartsOfQueries returns the parts of 64 queries that see any key of a tile of keys.
-__device__ inline KeyRange PartsOfQueries(const AttentionArgs& args, const QueryTile& tile) {
+__device__ inline KeyRange PartsOfQueries(const AttentionArgs& args, const HeadTile& tile) {
   const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
   const int queries = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
-  const KeyRange range = QueriesOfTile(args.band, tile.tile * kBlockRows, keys, queries);
+  const KeyRange range = QueriesOfTile(args.band, tile.index * kBlockRows, keys, queries);
   if (range.begin == range.end) return {0, 0};
   return {range.begin / kPartRows, (range.end - 1) / kPartRows + 1};
 }
 
 template <int kDepth, bool kBiasMask>
-__device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
+__device__ inline void DifferentiateKeyTiles(const GradientArgs& args,
                                              const KeyRing<kDepth>& ring) {
-  const AttentionArgs& args = gradient.forward;
+  const AttentionArgs& forward = args.forward;
   const ThreadOfTile thread;
   typename KeyRing<kDepth>::Cursor cursor;
 #pragma unroll 1
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
-    if (index >= gradient.key_order.Count()) return;
-    const QueryTile key_tile = gradient.key_order.At(index);  // its head is one of keys
+    if (index >= args.key_order.Count()) return;
+    const HeadTile key_tile = args.key_order.At(index);  // its head is one of keys
     ring.WaitForResident(round & 1);
-    const KeyRange parts = PartsOfQueries(args, key_tile);
-    const int64_t block_k = args.k.Block(key_tile.batch, key_tile.head, key_tile.tile);
-    const KeyTile of_keys = {
-        .first = key_tile.tile * kBlockRows,
-        .keys = AttentionArgs::Length(args.k_lengths, key_tile.batch, args.k.rows),
-        .queries = AttentionArgs::Length(args.q_lengths, key_tile.batch, args.q.rows),
-        .exponent_k = __ldg(&args.k.exponents[block_k]),
-        .exponent_v = __ldg(&args.v.exponents[block_k]),
-        .least_v = LeastExponent(args.v, key_tile.batch, key_tile.head)};
+    const KeyRange parts = PartsOfQueries(forward, key_tile);
+    const int64_t block_k = forward.k.Block(key_tile.batch, key_tile.head, key_tile.index);
+    const KeyTileInfo of_keys = {
+        .first = key_tile.index * kBlockRows,
+        .keys = AttentionArgs::Length(forward.k_lengths, key_tile.batch, forward.k.rows),
+        .queries = AttentionArgs::Length(forward.q_lengths, key_tile.batch, forward.q.rows),
+        .exponent_k = __ldg(&forward.k.exponents[block_k]),
+        .exponent_v = __ldg(&forward.v.exponents[block_k]),
+        .least_v = LeastExponent(forward.v, key_tile.batch, key_tile.head)};
 #pragma unroll 1
     for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
       KeyRows<kDepth> rows;
@@ -244,46 +242,46 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& gradient,
       for (int i = 0; i < kOutputs<kDepth>; ++i) rows.dk[i] = rows.dv[i] = 0.0f;
       rows.dk_exponent = rows.dv_exponent = 400;
 #pragma unroll 1
-      for (int member = 0; member < args.head_group; ++member) {
-        const QueryTile tile = {key_tile.batch, key_tile.head * args.head_group + member, 0};
+      for (int member = 0; member < forward.head_group; ++member) {
+        const HeadTile tile = {key_tile.batch, key_tile.head * forward.head_group + member, 0};
 #pragma unroll 1
         for (int part = parts.begin; part < parts.end; ++part) {
-          DifferentiateQueries<kDepth, kBiasMask>(gradient, ring, cursor, tile, of_keys, part, half,
+          DifferentiateQueries<kDepth, kBiasMask>(args, ring, cursor, tile, of_keys, part, half,
                                                   thread, rows);
         }
       }
-      const int64_t row = int64_t{key_tile.batch} * args.k.rows + of_keys.first;
+      const int64_t row = int64_t{key_tile.batch} * forward.k.rows + of_keys.first;
       if (half + 1 == PackedTile<kDepth>::kHalves) ring.ReleaseResident();
       const auto store = [&](const auto& sums, int exponent, float factor, float* to, int depth) {
-        const int64_t pitch = int64_t{args.k.heads} * depth;
+        const int64_t pitch = int64_t{forward.k.heads} * depth;
         const int column = half * kHalfDepth;
         StoreGradients(sums, {-exponent, -exponent}, factor,
                        to + row * pitch + int64_t{key_tile.head} * depth + column, pitch,
-                       args.k.rows - of_keys.first, depth - column, thread);
+                       forward.k.rows - of_keys.first, depth - column, thread);
       };
-      store(rows.dk, rows.dk_exponent, gradient.scale, gradient.dk, args.k.depth);
-      store(rows.dv, rows.dv_exponent, 1.0f, gradient.dv, args.v.depth);
+      store(rows.dk, rows.dk_exponent, args.scale, args.dk, forward.k.depth);
+      store(rows.dv, rows.dv_exponent, 1.0f, args.dv, forward.v.depth);
     }
   }
 }
 
 template <int kDepth>
-__device__ inline void CopyForKeys(const GradientArgs& gradient, const KeyRing<kDepth>& ring) {
-  const AttentionArgs& args = gradient.forward;
+__device__ inline void CopyForKeys(const GradientArgs& args, const KeyRing<kDepth>& ring) {
+  const AttentionArgs& forward = args.forward;
   typename KeyRing<kDepth>::Cursor cursor;
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
-    if (index >= gradient.key_order.Count()) return;
-    const QueryTile tile = gradient.key_order.At(index);
-    CopyResidents<kDepth, kPartRows>(ring, round & 1, tile, args.k, args.v);
-    const KeyRange parts = PartsOfQueries(args, tile);
+    if (index >= args.key_order.Count()) return;
+    const HeadTile tile = args.key_order.At(index);
+    CopyResidents<kDepth, kPartRows>(ring, round & 1, tile, forward.k, forward.v);
+    const KeyRange parts = PartsOfQueries(forward, tile);
     for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
-      for (int member = 0; member < args.head_group; ++member) {
-        const int head = tile.head * args.head_group + member;
+      for (int member = 0; member < forward.head_group; ++member) {
+        const int head = tile.head * forward.head_group + member;
         for (int part = parts.begin; part < parts.end; ++part) {
           const int first = part * kPartRows;
           CopyStreamed<kDepth, kPartRows>(ring, cursor, {tile.batch, head, first / kBlockRows},
-                                          half, first % kBlockRows, args.q, gradient.g);
+                                          half, first % kBlockRows, forward.q, args.g);
         }
       }
     }

@@ -18,7 +18,7 @@ template <int kDepth>
 struct QueryRows {
   float dq[kOutputs<kDepth>];      // times 2^(e + u + exponent)
   float sum_pk[kOutputs<kDepth>];  // sums of P K, times 2^exponent
-  float r[2], delta[2];            // exp2(score - r) <= 2^15, or P would overflow float16
+  float m[2], delta[2];            // exp2(score - m) <= 2^15, or P would overflow float16
   float sum_ds[2], sum_p[2];       // sums of dS and of P, of the thread's columns
   int exponent;                    // least exponent of the blocks of keys so far
 };
@@ -26,18 +26,18 @@ struct QueryRows {
 // DifferentiateBlock adds a block of keys to half of dQ. `last`: the resident tiles are not needed
 // any more.
 template <int kDepth, bool kBiasMask>
-__device__ inline void DifferentiateBlock(const GradientArgs& gradient,
-                                          const QueryRing<kDepth>& ring,
+__device__ inline void DifferentiateBlock(const GradientArgs& args, const QueryRing<kDepth>& ring,
                                           typename QueryRing<kDepth>::Cursor& cursor,
-                                          const QueryTile& tile, int block, int half, bool last,
+                                          const HeadTile& tile, int block, int half, bool last,
                                           int keys, int least_v, const ThreadOfTile& thread,
                                           int exponent_q, QueryRows<kDepth>& rows) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
-  const AttentionArgs& args = gradient.forward;
-  const int key_head = tile.head / args.head_group;
-  const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
-  const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
+  const AttentionArgs& forward = args.forward;
+  const int key_head = tile.head / forward.head_group;
+  const int exponent_k = __ldg(&forward.k.exponents[forward.k.Block(tile.batch, key_head, block)]);
+  const int exponent_v = __ldg(&forward.v.exponents[forward.v.Block(tile.batch, key_head, block)]);
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
+  // Scores and dP.
   float p[kScores], ds[kScores];
   int slots_k[kHalves], slots_v[kHalves];
   const auto start = [&](float (&scores)[kScores], int (&slots)[kHalves], int operand, int i) {
@@ -50,24 +50,24 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
   for (int i = 0; i < kHalves; ++i) start(p, slots_k, 0, i);
   start(ds, slots_v, 1, 0);
   [[maybe_unused]] TileBiasMask<1> bias_mask;
-  if constexpr (kBiasMask) bias_mask.Load(args, tile, block, thread);
+  if constexpr (kBiasMask) bias_mask.Load(forward, tile, block, thread);
   WaitForProducts<1>();
   LaunderRegisters(p);
   if constexpr (kHalves == 2) {
     ring.Release(slots_k[0]);
     start(ds, slots_v, 1, 1);
   }
-  float factor = FactorOfScores(args.scale, exponent_q + exponent_k);
-  if constexpr (kBiasMask) factor = bias_mask.Apply(args, tile, block, thread, factor, p);
-  HideByBand(p, args, tile, block, keys, thread);
-  // P = exp2(score - r).
+  float factor = FactorOfScores(forward.scale, exponent_q + exponent_k);
+  if constexpr (kBiasMask) factor = bias_mask.Apply(forward, tile, block, thread, factor, p);
+  HideByBand(p, forward, tile, block, keys, thread);
+  // P = exp2(score - m).
   float factors_p[2];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) factors_p[r] = ScaleHuge(p, r, factor, IsHuge(rows.r[r]));
+  for (int r = 0; r < 2; ++r) factors_p[r] = ScaleHuge(p, r, factor, IsHuge(rows.m[r]));
 #pragma unroll
   for (int i = 0; i < kScores; ++i) {
     const int r = i / 2 % 2;
-    p[i] = FastExp2(fmaf(p[i], factors_p[r], -rows.r[r]));
+    p[i] = FastExp2(fmaf(p[i], factors_p[r], -rows.m[r]));
     rows.sum_p[r] += p[i];
   }
   WaitForProducts<0>();
@@ -83,7 +83,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
     ds[i] = p[i] * fmaf(ds[i], factor_v, -rows.delta[r]);
     rows.sum_ds[r] += ds[i];
   }
-  // P K: the high parts suffice, because the correction is small.
+  // P K, for the correction. The high parts of P suffice: the correction is small.
   uint32_t high[kStepsOfBlock][4];
 #pragma unroll
   for (int i = 0; i < kScores / 2; ++i) {
@@ -105,8 +105,8 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
                                                 PairsOfA<kStepsOfBlock / 2>(&ds[32])};
   const int exponent = min(rows.exponent, exponent_k);
   const float factor_k = PowerOfNegative(exponent - exponent_k);
-  const float old = PowerOfNegative(exponent - rows.exponent);
-  const float rescale[2] = {old, old};
+  const float factor_sums = PowerOfNegative(exponent - rows.exponent);
+  const float rescale[2] = {factor_sums, factor_sums};
   rows.exponent = exponent;
   WaitForProducts<0>();
   LaunderRegisters(sums);
@@ -131,10 +131,10 @@ __device__ inline void DifferentiateBlock(const GradientArgs& gradient,
 
 // FinishQueries corrects half of dQ and stores it. `last`: it corrects delta, too.
 template <int kDepth>
-__device__ inline void FinishQueries(const GradientArgs& gradient, const QueryTile& tile, int half,
+__device__ inline void FinishQueries(const GradientArgs& args, const HeadTile& tile, int half,
                                      bool last, int least_v, const ThreadOfTile& thread,
                                      RowStats* stats, QueryRows<kDepth>& rows) {
-  const AttentionArgs& args = gradient.forward;
+  const AttentionArgs& forward = args.forward;
   int exponents[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -148,32 +148,32 @@ __device__ inline void FinishQueries(const GradientArgs& gradient, const QueryTi
     if (last && thread.column == 0) stats[8 * r].delta = rows.delta[r] + correction;
     exponents[r] = -(stats[8 * r].e + least_v + rows.exponent);
   }
-  const int first = tile.tile * kBlockRows, column = half * kHalfDepth;
-  const int64_t pitch = int64_t{args.q.heads} * args.q.depth;
-  float* const to = gradient.dq + (int64_t{tile.batch} * args.q.rows + first) * pitch +
-                    int64_t{tile.head} * args.q.depth + column;
-  StoreGradients(rows.dq, exponents, gradient.scale, to, pitch, args.q.rows - first,
-                 args.q.depth - column, thread);
+  const int first = tile.index * kBlockRows, column = half * kHalfDepth;
+  const int64_t pitch = int64_t{forward.q.heads} * forward.q.depth;
+  float* const to = args.dq + (int64_t{tile.batch} * forward.q.rows + first) * pitch +
+                    int64_t{tile.head} * forward.q.depth + column;
+  StoreGradients(rows.dq, exponents, args.scale, to, pitch, forward.q.rows - first,
+                 forward.q.depth - column, thread);
 }
 
 template <int kDepth, bool kBiasMask>
-__device__ inline void DifferentiateTiles(const GradientArgs& gradient,
-                                          const QueryRing<kDepth>& ring) {
+__device__ inline void DifferentiateTiles(const GradientArgs& args, const QueryRing<kDepth>& ring) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;
-  const AttentionArgs& args = gradient.forward;
+  const AttentionArgs& forward = args.forward;
   const ThreadOfTile thread;
   typename QueryRing<kDepth>::Cursor cursor;
 #pragma unroll 1
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
-    if (index >= args.order.Count()) return;
-    const QueryTile tile = args.order.At(index);
+    if (index >= forward.order.Count()) return;
+    const HeadTile tile = forward.order.At(index);
     ring.WaitForResident(round & 1);
-    const KeyRange blocks = args.BlocksOf(tile);
-    const int keys = AttentionArgs::Length(args.k_lengths, tile.batch, args.k.rows);
-    const int exponent_q = __ldg(&args.q.exponents[args.q.Block(tile.batch, tile.head, tile.tile)]);
-    const int least_v = LeastExponent(args.v, tile.batch, tile.head / args.head_group);
-    RowStats* const stats = gradient.StatsOf(tile, tile.tile) + thread.row;
+    const KeyRange blocks = forward.BlocksOf(tile);
+    const int keys = AttentionArgs::Length(forward.k_lengths, tile.batch, forward.k.rows);
+    const int exponent_q =
+        __ldg(&forward.q.exponents[forward.q.Block(tile.batch, tile.head, tile.index)]);
+    const int least_v = LeastExponent(forward.v, tile.batch, tile.head / forward.head_group);
+    RowStats* const stats = args.StatsOf(tile, tile.index) + thread.row;
     if (blocks.begin == blocks.end) ring.ReleaseResident();
 #pragma unroll 1
     for (int half = 0; half < kHalves; ++half) {
@@ -183,36 +183,36 @@ __device__ inline void DifferentiateTiles(const GradientArgs& gradient,
       for (int i = 0; i < kOutputs<kDepth>; ++i) rows.dq[i] = rows.sum_pk[i] = 0.0f;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        rows.r[r] = stats[8 * r].r, rows.delta[r] = stats[8 * r].delta;
+        rows.m[r] = stats[8 * r].m, rows.delta[r] = stats[8 * r].delta;
         rows.sum_ds[r] = rows.sum_p[r] = 0.0f;
       }
       rows.exponent = 126;
 #pragma unroll 1
       for (int block = blocks.begin; block < blocks.end; ++block) {
-        DifferentiateBlock<kDepth, kBiasMask>(gradient, ring, cursor, tile, block, half,
+        DifferentiateBlock<kDepth, kBiasMask>(args, ring, cursor, tile, block, half,
                                               last && block + 1 == blocks.end, keys, least_v,
                                               thread, exponent_q, rows);
       }
-      FinishQueries(gradient, tile, half, last, least_v, thread, stats, rows);
+      FinishQueries(args, tile, half, last, least_v, thread, stats, rows);
     }
   }
 }
 
 template <int kDepth>
-__device__ inline void CopyForQueries(const GradientArgs& gradient, const QueryRing<kDepth>& ring) {
-  const AttentionArgs& args = gradient.forward;
+__device__ inline void CopyForQueries(const GradientArgs& args, const QueryRing<kDepth>& ring) {
+  const AttentionArgs& forward = args.forward;
   typename QueryRing<kDepth>::Cursor cursor;
   for (int round = 0;; ++round) {
     const int index = TileOrder::IndexOf(round, blockIdx.x, gridDim.x);
-    if (index >= args.order.Count()) return;
-    const QueryTile tile = args.order.At(index);
-    CopyResidents<kDepth, kBlockRows>(ring, round & 1, tile, args.q, gradient.g);
-    const KeyRange blocks = args.BlocksOf(tile);
+    if (index >= forward.order.Count()) return;
+    const HeadTile tile = forward.order.At(index);
+    CopyResidents<kDepth, kBlockRows>(ring, round & 1, tile, forward.q, args.g);
+    const KeyRange blocks = forward.BlocksOf(tile);
     for (int half = 0; half < PackedTile<kDepth>::kHalves; ++half) {
       for (int block = blocks.begin; block < blocks.end; ++block) {
         CopyStreamed<kDepth, kBlockRows>(ring, cursor,
-                                         {tile.batch, tile.head / args.head_group, block}, half, 0,
-                                         args.k, args.v);
+                                         {tile.batch, tile.head / forward.head_group, block}, half,
+                                         0, forward.k, forward.v);
       }
     }
   }

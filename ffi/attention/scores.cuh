@@ -68,8 +68,8 @@ struct RowBiasMask {
   float bias[16];
   uint32_t bits;  // 1 if the mask shows the score
 
-  // Apply replaces 16 scores by factor * score + bias, and masked ones by -inf. `scores` points to
-  // the first.
+  // Apply replaces 16 scores by factor score + bias, and masked ones by -inf. `scores` points to
+  // the first. Without a bias they are not multiplied.
   __device__ void Apply(const AttentionArgs& args, float factor, float* scores) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -81,7 +81,7 @@ struct RowBiasMask {
 };
 
 // LoadBiasMask loads the bias and the mask of one query, for the keys from `key` on.
-__device__ inline void LoadBiasMask(const AttentionArgs& args, const QueryTile& tile, int query,
+__device__ inline void LoadBiasMask(const AttentionArgs& args, const HeadTile& tile, int query,
                                     int key, RowBiasMask& bias_mask) {
   query = min(query, args.q.rows - 1);
   const bool whole = key + 64 <= args.k.rows;
@@ -126,18 +126,18 @@ template <int kEarly>
 struct TileBiasMask {
   RowBiasMask parts[kEarly];
 
-  __device__ void LoadPart(const AttentionArgs& args, const QueryTile& tile, int block,
+  __device__ void LoadPart(const AttentionArgs& args, const HeadTile& tile, int block,
                            const ThreadOfTile& thread, int i) {
-    LoadBiasMask(args, tile, tile.tile * kBlockRows + thread.row + i % 2 * 8,
+    LoadBiasMask(args, tile, tile.index * kBlockRows + thread.row + i % 2 * 8,
                  block * kBlockRows + thread.column + i / 2 * 64, parts[i % kEarly]);
   }
-  __device__ void Load(const AttentionArgs& args, const QueryTile& tile, int block,
+  __device__ void Load(const AttentionArgs& args, const HeadTile& tile, int block,
                        const ThreadOfTile& thread) {
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) LoadPart(args, tile, block, thread, i);
   }
   // Apply returns the factor of the scores from then on, which gives them in base 2.
-  __device__ float Apply(const AttentionArgs& args, const QueryTile& tile, int block,
+  __device__ float Apply(const AttentionArgs& args, const HeadTile& tile, int block,
                          const ThreadOfTile& thread, float factor, float (&scores)[kScores]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -174,9 +174,9 @@ __device__ inline float ScaleHuge(float (&scores)[kSums], int r, float factor, b
 
 // HideByBand sets the scores outside the band, and those beyond the lengths, to -inf.
 __device__ inline void HideByBand(float (&scores)[kScores], const AttentionArgs& args,
-                                  const QueryTile& tile, int block, int keys,
+                                  const HeadTile& tile, int block, int keys,
                                   const ThreadOfTile& thread) {
-  const int first = tile.tile * kBlockRows;
+  const int first = tile.index * kBlockRows;
   const int queries = AttentionArgs::Length(args.q_lengths, tile.batch, args.q.rows);
   const bool all_within = args.q_lengths == nullptr || first + kBlockRows <= queries;
   if (all_within && IsWhole(args.band, first, block, keys)) return;

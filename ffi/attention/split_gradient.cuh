@@ -1,4 +1,4 @@
-// The pass over dO: splits dO / s into pairs of float16, and computes delta.
+// The pass over dO: splits dO / l into pairs of float16, and computes delta.
 //
 // Result valid in: args.g, args.stats.
 #ifndef JAXKERNELS_ATTENTION_SPLIT_GRADIENT_CUH_
@@ -8,7 +8,7 @@
 
 namespace jaxkernels {
 
-// SplitGradient splits a block of rows of dO / s, and computes the RowStats of its rows.
+// SplitGradient splits a block of rows of dO / l, and computes the RowStats of its rows.
 template <int kDepth>
 __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitGradient(const __grid_constant__ GradientArgs args) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
       largest = max(largest, __shfl_xor_sync(~0u, largest, lane));
     }
     const int exponent = ExponentOf(largest);
-    const uint32_t bits = __float_as_uint(sums.y);  // s = 2^power mantissa
+    const uint32_t bits = __float_as_uint(sums.y);  // l = 2^power mantissa
     const int power = sees && !is_nan ? static_cast<int>(bits >> 23) - 127 : 0;
     const float mantissa =
         is_nan ? sums.y : __uint_as_float((sees ? bits & 0x7fffff : 0) | 0x3f800000);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
   for (int i = 0; i < kCount; ++i) {
     const int local = i * kRowsAtOnce + static_cast<int>(threadIdx.x) / kChunks;
     RowStats& stats = args.stats[block * kBlockRows + local];
-    if (stats.r != kInfinity<float>) stats.shift = static_cast<float>(reference - exponents[i]);
+    if (stats.m != kInfinity<float>) stats.shift = static_cast<float>(reference - exponents[i]);
   }
 }
 

@@ -72,9 +72,9 @@ JK_HOST_DEVICE inline bool IsVisible(const KeyRange& range, int column) {
          static_cast<unsigned>(range.end - range.begin);
 }
 
-// QueryTile is a tile of queries of one head.
-struct QueryTile {
-  int batch, head, tile;
+// HeadTile is a tile of queries, or of keys, of one head.
+struct HeadTile {
+  int batch, head, index;
 };
 
 // TileOrder is the tile scheduler: it maps an index to a tile. Heads come in groups whose keys and
@@ -91,7 +91,7 @@ struct TileOrder {
   JK_HOST_DEVICE static int IndexOf(int round, int block, int blocks) {
     return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
   }
-  JK_HOST_DEVICE QueryTile At(int index) const {
+  JK_HOST_DEVICE HeadTile At(int index) const {
     const int first = index / (group * tiles) * group;
     const int size = MinInt(group, all_heads - first);
     const int rest = index - first * tiles, head = first + rest % size;
