@@ -9,12 +9,14 @@
 namespace jaxkernels {
 namespace {
 
-// If the scratch of the whole batch exceeds kMaxScratchBytes, groups of the batch run one after the
-// other, each with at most kScratchBytesOfGroup, or with one member. It may then stay in the L2.
+// If the scratch of the whole batch exceeds kMaxScratchBytes, the batch is processed in groups of
+// at most kScratchBytesOfGroup (one member at least), so that a group's scratch may stay in the L2.
+// These sizes were not measured.
 constexpr int64_t kMaxScratchBytes = int64_t{128} << 20;
 constexpr int64_t kScratchBytesOfGroup = int64_t{64} << 20;
 
-// Keys and values of the heads whose tiles are computed together. Half of an H100's L2.
+// Keys and values of the heads whose tiles are computed together. Half of an H100's L2;
+// other sizes were not measured.
 constexpr int64_t kBytesOfHeads = int64_t{24} << 20;
 
 std::string WhyNone(const AttentionProblem& p, const DeviceLimits& limits) {

@@ -21,7 +21,7 @@ namespace jaxkernels {
 
 // The row scalars that an operation reads or stores.
 template <typename Op>
-struct RowEnds {
+struct PerRowOperands {
   using T = typename Op::Storage;
   using C = typename Op::C;
   const RowScalars* in;
@@ -114,11 +114,11 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
                         const C* of_max, const GroupSums<Op>& total, const GroupSums<Op>& lost,
                         const C* labelled, bool stores, GroupConstants<Op>& constants) {
   static_assert(Op::kSums <= kLossSums && Op::kTakes <= kLossResiduals + kLossCotangents);
-  const RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
+  const PerRowOperands<Op> operands = {call.scalars_in, call.scalars_out};
   C taken[std::max(1, Op::kTakes)][kLanes] = {};
   int label[kLanes] = {};
   for (int i = 0; i < Op::kTakes; ++i) {
-    for (int64_t r = 0; r < count; ++r) taken[i][r] = ends.Take(index + r, i);
+    for (int64_t r = 0; r < count; ++r) taken[i][r] = operands.Take(index + r, i);
   }
   if constexpr (Op::kTakesLabel) {
     for (int64_t r = 0; r < count; ++r) {
@@ -139,15 +139,15 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
   }
   if (Op::kStores == 0 || !stores) return;
   if constexpr (Op::kStores == 1) {
-    for (int64_t r = 0; r < count; ++r) ends.Store(index + r, constants[0][r], 0);
+    for (int64_t r = 0; r < count; ++r) operands.Store(index + r, constants[0][r], 0);
   } else if constexpr (Op::kStores > 0) {
     for (int64_t r = 0; r < count; ++r) {
-      ends.Store(index + r, max[r], 0);
+      operands.Store(index + r, max[r], 0);
       for (int s = 0; s < Op::kSums; ++s) {
         const double sum = Corrected(total[s][r], lost[s][r]);
-        ends.Store(index + r, C(s == 0 ? sum / of_max[r] : sum), 1 + s);
+        operands.Store(index + r, C(s == 0 ? sum / of_max[r] : sum), 1 + s);
       }
-      ends.Store(index + r, labelled[r], 1 + Op::kSums);
+      operands.Store(index + r, labelled[r], 1 + Op::kSums);
     }
   }
 }
