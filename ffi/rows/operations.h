@@ -221,10 +221,6 @@ constexpr bool FindsMax(Operation operation) { return TraitsOf(operation).finds_
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).HasMask(); }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }
-// Whether short rows may go through the shared memory of their warp.
-constexpr bool MayStage(const OperationTraits& traits) {
-  return traits.SharesRows() && (traits.StoresElements() || !traits.TakesLabel());
-}
 // Whether results of float32 elements may have a half type: attention weights, which a matrix
 // product reads next.
 constexpr bool MayNarrow(const OperationTraits& traits) { return traits.hides && traits.finds_max; }

@@ -1,5 +1,4 @@
-// Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`; the
-// order of rows under a shared mask.
+// Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`.
 //
 // Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
 // memory, long_row_rules.h those for longer rows. The first section has the constants of kernels,
@@ -19,7 +18,6 @@
 #include "core/device_limits.h"
 #include "core/dtype.h"
 #include "core/host_device.h"
-#include "rows/masked_rows.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
@@ -60,14 +58,16 @@ constexpr int WarpMaxRowRegisters(DType dtype) {
 // Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
 // loading several packs, so that a warp pays it for several rows at once. Attention scores use half
 // a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
-// little and take half the time, so the fixed cost weighs more. It weighs most in losses, for which
-// a whole warp has two layouts, which saves kernels. TB/s read, before: staged or a whole warp:
+// little and take half the time, so the fixed cost weighs more. It weighs most in losses: half a
+// warp holds up to 128 packs of them, and a whole warp has one or two layouts, which saves kernels.
+// Losses of about 10 columns are faster staged, but have no staged kernels. TB/s read, before
+// (staged or in a whole warp) and by this rule:
 // H200 bf16 loss 10, 50, 197, 300, 500 cols: before 0.56, 1.45, 1.64, 1.43, 1.85
-// H200 bf16 loss 10, 50, 197, 300, 500 cols: now 0.42, 1.64, 1.86, 1.64, 2.56
+// H200 bf16 loss 10, 50, 197, 300, 500 cols: rule 0.42, 1.64, 1.86, 1.64, 2.56
 // H200 bf16 loss 64, 128, 256, 512, 755, 1000 cols: before 1.15, 1.58, 1.80, 1.81, 2.06, 3.00
-// H200 bf16 loss 64, 128, 256, 512, 755, 1000 cols: now 2.16, 2.53, 2.70, 3.02, 2.29, 3.20
+// H200 bf16 loss 64, 128, 256, 512, 755, 1000 cols: rule 2.16, 2.53, 2.70, 3.02, 2.29, 3.20
 // H200 f32 loss 64, 128, 197, 256, 346, 500 cols: before 2.17, 3.02, 2.98, 3.23, 3.07, 3.54
-// H200 f32 loss 64, 128, 197, 256, 346, 500 cols: now 3.25, 3.56, 3.04, 3.75, 3.09, 3.87
+// H200 f32 loss 64, 128, 197, 256, 346, 500 cols: rule 3.25, 3.56, 3.04, 3.75, 3.09, 3.87
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, DType dtype,
                              bool aligned) {
   const int registers_per_value = ComputeWidth(dtype) / 4;
@@ -101,8 +101,13 @@ inline constexpr int kStagedTierThreads = 128;
 constexpr int MostStagedElements(DType dtype) {
   return ByDType<int>{.float32 = 16, .bfloat16 = 16, .float16 = 16, .float64 = 8}[dtype];
 }
+// Whether short rows may go through the shared memory of their warp.
+constexpr bool MayStage(const OperationTraits& traits) {
+  return traits.SharesRows() && (traits.StoresElements() || !traits.TakesLabel());
+}
 // Maximum length of staged rows. Two inputs halve it, except for half types. Losses with their
-// gradients have a maximum of their own.
+// gradients have a maximum of their own. It is that of bfloat16 in float16; float64, and float32
+// rows of more than 346 columns, were not measured.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
 // H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
@@ -224,7 +229,7 @@ inline constexpr ByArch<int> kLeastRowsOfBlocks = {.hopper = 2};
 // Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
 // input after its terms, so that registers spill; so do those of float32 cross entropy with its
 // gradient. Exponentials of doubles spill too. Unaligned rows are slower in `block`, except short
-// rows of softmax and logsumexp, losses, and attention scores.
+// rows of softmax and logsumexp, losses without gradients, and attention scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
@@ -264,22 +269,6 @@ constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool al
   const bool takes_misaligned =
       operation == Operation::kSoftmaxForward || operation == Operation::kLogSumExpForward;
   return aligned || (takes_misaligned && cols <= kMostMisalignedCols[arch][dtype]);
-}
-
-// Memory traffic between two uses of a row of the mask from which on rows are reordered. The L2
-// cache of an H200 has 50 MB. Time relative to a copy, tier block:
-// H200 bf16 8192 cols, mask of 67 MB for 16 heads: 1.26; reordered and with a branch around whole
-// packs 1.15
-// H200 bf16 4096 cols: 1.14, only reordered 1.13
-inline constexpr ByArch<int64_t> kMaskReuseBytes = {.hopper = 32 * 1024 * 1024};
-
-// `row_bytes`: memory traffic per row of the scores.
-inline RowOrder OrderOfRows(const BroadcastRows& mask, int64_t rows, int64_t row_bytes, Arch arch) {
-  const bool shared_outside = mask.dims == 1 || (mask.dims > 1 && mask.dim[1].stride == 0);
-  if (!shared_outside || mask.dim[0].stride == 0) return {};
-  const int64_t inner = mask.dim[0].size;
-  if (inner * row_bytes < kMaskReuseBytes[arch]) return {};
-  return {mask.dims == 1 ? rows / inner : mask.dim[1].size, inner, rows};
 }
 
 }  // namespace jaxkernels

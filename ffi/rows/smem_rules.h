@@ -2,8 +2,9 @@
 // rows over blocks.
 //
 // Owns: constants and choices, each with its measurement. register_rules.h has the rules for
-// registers, long_row_rules.h those for rows that are not kept on chip. Sections and
-// measurements are as in register_rules.h: constants of kernels take a dtype only.
+// registers, long_row_rules.h those for rows that are not kept on chip, and HasTwoSums, which these
+// tiers use too. Sections and measurements are as in register_rules.h: constants of kernels take a
+// dtype only.
 #ifndef JAXKERNELS_ROWS_SMEM_RULES_H_
 #define JAXKERNELS_ROWS_SMEM_RULES_H_
 

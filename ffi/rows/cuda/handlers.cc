@@ -10,6 +10,7 @@
 
 #include "core/device_query.h"
 #include "rows/cuda/launch.h"
+#include "rows/mask_rules.h"
 #include "rows/plan.h"
 #include "rows/read_call.h"
 #include "rows/register_rules.h"
