@@ -87,7 +87,8 @@ __device__ inline float LoadFromBlock(const float* from, int rank) {
 template <typename Value>
 __device__ void StoreToBlock(Value* to, int rank, const Value& value, const ByteBarrier& arrived) {
 #if JK_HAS_CLUSTERS
-  static_assert(sizeof(Value) % sizeof(uint64_t) == 0, "it is sent in words of eight bytes");
+  static_assert(sizeof(Value) % sizeof(uint64_t) == 0 && alignof(Value) >= sizeof(uint64_t),
+                "it is sent in words of eight bytes");
   const auto of_rank = [&](uint32_t address) {
     uint32_t there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

@@ -123,7 +123,7 @@ __device__ RowStatistics<Op> StatisticsOfRow(const typename Op::Found* leaves, i
 
 template <typename Op>
 __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
-  __shared__ alignas(sizeof(uint64_t)) typename Op::Found leaves[kMostReadLeaves];
+  __shared__ typename Op::Found leaves[kMostReadLeaves];
   __shared__ uint64_t arrived;
   const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
   const int warp = ClusterRank() * warps + threadIdx.x / kWarpSize;
