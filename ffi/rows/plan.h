@@ -44,7 +44,7 @@ struct RowPlan {
   int cluster_blocks = 1;       // blocks per row
   bool few_rows = false;        // block_smem and cluster in registers, with twice the threads
   int leaf_turns = 0;           // iterations per leaf; OneReadKernel only
-  bool two_sums = false;        // a loss's kernel that makes its first two sums only
+  bool two_sums = false;        // the kernel computes only the first two sums of a loss
   int branches = 0;             // blocks per row; results of stream only
   bool xla_by_default = false;  // programs use XLA's operation unless they request this kernel
   int block_threads = 0;
@@ -68,7 +68,7 @@ struct RowPlan {
         Field("row_spacing", self.row_spacing, false), Field("cluster_blocks", self.cluster_blocks),
         Field("few_rows", self.few_rows, self.few_rows),
         Field("leaf_turns", self.leaf_turns, false), Field("branches", self.branches, false),
-        Field("two_sums", self.two_sums, self.two_sums),
+        Field("two_sums", self.two_sums, false),
         Field("xla_by_default", self.xla_by_default, self.xla_by_default),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),
         Field("workers", self.batches.workers), Field("rounds", self.batches.rounds),
