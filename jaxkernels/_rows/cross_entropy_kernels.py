@@ -306,7 +306,7 @@ def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
         of_measures = jnp.zeros_like(how.measures_of(kept))
     else:
         gradient, kept = how.run(cross_entropy_fwd_grad, x, label, scales, numbers)
-        known = (lax.stop_gradient(kept), gradient)
+        known = (kept, gradient)
         along, of_measures = how.run(cross_entropy_loss_jvp, x, label, scales, numbers, *known, dx)
         terms.append(along)
     loss = functools.partial(how.loss_of, label, kept)
