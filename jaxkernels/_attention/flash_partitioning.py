@@ -163,11 +163,11 @@ def _of_own_rows(
 
 
 def _merged(found: Sequence[jax.Array], axes: _Axes) -> list[jax.Array]:
-    """The result and the pairs (r, s) of all keys, from those of each device's keys."""
+    """The result and the pairs (m, l) of all keys, from those of each device's keys."""
     y, pairs = found
-    r, s = pairs[..., 0], pairs[..., 1]
-    top = lax.pmax(r, axes)
-    own = jnp.where(s == 0, 0, s * jnp.exp2(r - top))  # r is -inf for rows that see nothing
+    m, sums = pairs[..., 0], pairs[..., 1]
+    top = lax.pmax(m, axes)
+    own = jnp.where(sums == 0, 0, sums * jnp.exp2(m - top))  # m is -inf for rows that see nothing
     total = lax.psum(own, axes)
     weights = jnp.where(total == 0, 0, own / total).swapaxes(1, 2)[..., None]
     return [lax.psum(y * weights, axes), jnp.stack([top, total], axis=-1)]

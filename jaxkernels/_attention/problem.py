@@ -52,7 +52,7 @@ class Call:
     scale: float  # factor of the scores
     band: Band  # the causal or window band of the scores
     # The forward pass also returns the log-sum-exp of each row, (B, N, T); in float32 two numbers of it
-    # (r, s), (B, N, T, 2): a probability is exp2(log2(e) score - r) / s.
+    # (m, l), (B, N, T, 2): a probability is exp2(log2(e) score - m) / l.
     keeps_sums: bool = False
     pinned: str | None = None  # the implementation that the user asked for; to lack it is an error
     moving: tuple[str, ...] = ()  # the operands with tangents, for the tangent of a call
