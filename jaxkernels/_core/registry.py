@@ -90,7 +90,10 @@ def _load_cuda(why_not_built: str) -> tuple[ModuleType | None, str]:
         return importlib.import_module(name), ""
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
-            return None, f"jaxkernels was built without CUDA ({why_not_built})"
+            return (
+                None,
+                f"jaxkernels was built without CUDA ({why_not_built or 'no reason is known'})",
+            )
         return None, f"{name} cannot be imported: {error}"
 
 
@@ -183,23 +186,23 @@ def _devices_without_code() -> list[Any]:
         or not {"cuda", "gpu"} & set(platforms)
     ):
         return []
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return []
     count, major, minor = ctypes.c_uint(), ctypes.c_int(), ctypes.c_int()
     name, byref = ctypes.create_string_buffer(96), ctypes.byref
-    nvml.nvmlInit_v2()
-    nvml.nvmlDeviceGetCount_v2(byref(count))
     devices = []
-    for index in range(count.value):
-        handle = ctypes.c_void_p()  # stays null if this process may not use the GPU
-        nvml.nvmlDeviceGetHandleByIndex_v2(index, byref(handle))
-        nvml.nvmlDeviceGetName(handle, name, len(name))
-        if nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0:
-            kind, capability = name.value.decode(), f"{major.value}.{minor.value}"
-            devices.append(SimpleNamespace(device_kind=kind, compute_capability=capability))
-    nvml.nvmlShutdown()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        nvml.nvmlInit_v2()
+        nvml.nvmlDeviceGetCount_v2(byref(count))
+        for index in range(count.value):
+            handle = ctypes.c_void_p()  # stays null if this process may not use the GPU
+            nvml.nvmlDeviceGetHandleByIndex_v2(index, byref(handle))
+            nvml.nvmlDeviceGetName(handle, name, len(name))
+            if nvml.nvmlDeviceGetCudaComputeCapability(handle, byref(major), byref(minor)) == 0:
+                kind, capability = name.value.decode(), f"{major.value}.{minor.value}"
+                devices.append(SimpleNamespace(device_kind=kind, compute_capability=capability))
+        nvml.nvmlShutdown()
+    except (OSError, AttributeError):  # no NVML, or an old one
+        return []
     architectures = cuda_module.architectures()
     runs = (has_code_for(device.compute_capability, architectures) for device in devices)
     return [] if any(runs) else devices

@@ -9,7 +9,7 @@ makes the divergence, and one more each gradient. With p and q the softmaxes and
     KL = sum_j p_j r_j = sum_j (p_j r_j + q_j - p_j),
 
 because both softmaxes sum to 1. No term of the second sum is negative, so it keeps its digits when p and q
-are nearly equal. Roundings of the log-sum-exps change it by their size, relatively.
+are nearly equal. A rounding error e of a log-sum-exp changes the result by a relative e.
 """
 
 from __future__ import annotations
@@ -81,10 +81,23 @@ def _bregman(r: jax.Array) -> jax.Array:
     return r * r * total
 
 
-def _two_sums(one: jax.Array, two: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sums of each row. As one reduction, of complex numbers: XLA would store what two ones share."""
-    total = jnp.sum(jax.lax.complex(one, two), -1, keepdims=True)
-    return total.real, total.imag
+def _two_sums(*terms: jax.Array) -> list[jax.Array]:
+    """The sums of each row. XLA stores terms that two reductions share, so there is one of pairs.
+
+    A CPU's XLA fuses no reduction of complex numbers; a GPU's fuses no other one of pairs.
+    """
+
+    def of_pairs(*terms: jax.Array) -> list[jax.Array]:
+        zeros = [jnp.zeros((), x.dtype) for x in terms]
+        add = functools.partial(jax.tree.map, jnp.add)
+        sums = jax.lax.reduce(terms, tuple(zeros), add, (terms[0].ndim - 1,))
+        return [jnp.expand_dims(x, -1) for x in sums]
+
+    def of_complex(*terms: jax.Array) -> list[jax.Array]:
+        total = jnp.sum(jax.lax.complex(*terms), -1, keepdims=True)
+        return [total.real, total.imag]
+
+    return jax.lax.platform_dependent(*terms, cpu=of_pairs, default=of_complex)
 
 
 @jax.custom_jvp
@@ -209,9 +222,9 @@ def softmax_kl_divergence(
     r"""KL divergence of two softmaxes, for distillation: `sum_j p_j (log p_j - log q_j)`.
 
     p is the softmax of `target_logits / temperature` (a teacher) and q that of `logits / temperature` (a
-    student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. On a CPU,
-    without a temperature, the only arrays of the size of the logits are the gradients, in the dtypes of the
-    logits. On a GPU XLA may store float32 terms of them.
+    student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The
+    only arrays of the size of the logits are the gradients, in the dtypes of the logits, and on a CPU logits
+    divided by a temperature.
 
     On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
     JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.

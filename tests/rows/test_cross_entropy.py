@@ -301,3 +301,17 @@ def test_known_labels_are_copied_as_guards_allow():
     for function in (jk.cross_entropy, jk.token_log_probs):
         with pytest.raises(ValueError, match="must be smaller than 7"):
             jax.jit(lambda x: function(x, LABEL + 7))(x)  # noqa: B023
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_second_derivatives_beside_a_loss(reduction):
+    """The gradient of z_loss has the log-sum-exp, which also depends on the logits."""
+    x, label = np.random.default_rng(0).standard_normal((3, 5), np.float32), np.array([1, 3, -1])
+
+    def value(x, implementation):
+        options = {"reduction": reduction, "z_loss": 0.7, "implementation": implementation}
+        beside = {"return_lse": True, "return_entropy": True}
+        return sum(jnp.sum(jnp.sin(r)) for r in jk.cross_entropy(x, label, **options, **beside))
+
+    got, want = (jax.jit(jax.hessian(value), static_argnums=1)(x, n) for n in (None, "xla"))
+    np.testing.assert_allclose(got, want, atol=1e-5)
