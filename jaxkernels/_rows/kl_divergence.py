@@ -82,22 +82,22 @@ def _bregman(r: jax.Array) -> jax.Array:
 
 
 def _two_sums(*terms: jax.Array) -> list[jax.Array]:
-    """The sums of each row. XLA stores terms that two reductions share, so there is one of pairs.
+    """The sums of each row.
 
-    A CPU's XLA fuses no reduction of complex numbers; a GPU's fuses no other one of pairs.
+    A CPU sums both by one reduction, because XLA would store what two ones share. A GPU's XLA stores the
+    terms of few rows in both cases.
     """
 
-    def of_pairs(*terms: jax.Array) -> list[jax.Array]:
+    def by_one(*terms: jax.Array) -> list[jax.Array]:
         zeros = [jnp.zeros((), x.dtype) for x in terms]
         add = functools.partial(jax.tree.map, jnp.add)
         sums = jax.lax.reduce(terms, tuple(zeros), add, (terms[0].ndim - 1,))
         return [jnp.expand_dims(x, -1) for x in sums]
 
-    def of_complex(*terms: jax.Array) -> list[jax.Array]:
-        total = jnp.sum(jax.lax.complex(*terms), -1, keepdims=True)
-        return [total.real, total.imag]
+    def by_two(*terms: jax.Array) -> list[jax.Array]:
+        return [row_sum(x) for x in terms]
 
-    return jax.lax.platform_dependent(*terms, cpu=of_pairs, default=of_complex)
+    return jax.lax.platform_dependent(*terms, cpu=by_one, default=by_two)
 
 
 @jax.custom_jvp
@@ -223,8 +223,8 @@ def softmax_kl_divergence(
 
     p is the softmax of `target_logits / temperature` (a teacher) and q that of `logits / temperature` (a
     student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The
-    only arrays of the size of the logits are the gradients, in the dtypes of the logits, and on a CPU logits
-    divided by a temperature.
+    only arrays of the size of the logits are the gradients, in the dtypes of the logits; on a CPU logits
+    divided by a temperature, and on a GPU float32 terms, which XLA stores at least if rows are few.
 
     On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
     JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
