@@ -129,8 +129,9 @@ def linear_cross_entropy(
         logits_dtype: None rounds the logits, and their gradient, to the dtype of the product. float32
             keeps them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound on the memory of the loss and its gradients on one device, not counting
-            operands, results and copies of x and w in `dtype`. None allows 1 GiB for the logits of a chunk, plus the sums over chunks,
-            the scratch of products and padded copies of w. Forward mode of "none" takes more, see below.
+            operands, results and copies of x and w in `dtype`. None allows 1 GiB for the logits of a
+            chunk, plus the sums over chunks, the scratch of products and padded copies of w. Forward mode
+            of "none" takes more, see below.
         implementation: as for `cross_entropy`, for the row kernels. float32 products are those of
             `matmul`, with the algorithm "pipelined" if a bound leaves too little room for the scratch
             of "tensor"; others are XLA's. With "xla" all products are XLA's at highest precision.

@@ -3,6 +3,7 @@
 `softmax`, `logsumexp`, `rms_norm` and `masked_kernels` have operations in plain JAX with their derivatives;
 `cross_entropy_reference` and `cross_entropy_kernels` have those of the losses. `loss_measures` has what the
 losses compute from a reduced row, `loss_labels` the elements at labels. Public functions are in
-`softmax`, `logsumexp`, `rms_norm`, `masked`, `cross_entropy`, `kl_divergence` and `plan`. All other modules serve every operation:
-`contract` reads its table from `ffi/rows/operations.h`, `primitive` makes it a JAX primitive.
+`softmax`, `logsumexp`, `rms_norm`, `masked`, `cross_entropy`, `kl_divergence` and `plan`. All other modules
+serve every operation: `contract` reads its table from `ffi/rows/operations.h`, `primitive` makes it a JAX
+primitive.
 """

@@ -134,7 +134,7 @@ def cross_entropy(
             number of rows that have a label or, with `weights`, by the sum of their weights. A mean of
             no rows is 0, and so is a mean whose weights sum to 0.
         return_lse: also returns the log-sum-exp of each row.
-        return_entropy: also returns the entropy of the softmax of each row.
+        return_entropy: also returns the entropy of the softmax of each row; -inf if all its logits are -inf.
         tier: as for `softmax`.
         implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
             "xla" runs plain JAX.

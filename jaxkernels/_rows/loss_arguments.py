@@ -48,28 +48,28 @@ def _check_number(name: str, argument: str, value: Any) -> None:
         raise ValueError(f"{name}: {argument} must be a number; got an array of the shape {shape}")
 
 
-def _check_smoothing(value: Any) -> None:
+def _check_smoothing(name: str, value: Any) -> None:
     """Raises ValueError for a concrete number that is no share."""
     known = _known(value)
     if known is not None and not 0 <= known <= 1:
-        raise ValueError(f"label_smoothing must be from 0.0 to 1.0; got {value}")
+        raise ValueError(f"{name}: label_smoothing must be from 0.0 to 1.0; got {value}")
 
 
-def _check_positive(argument: str, value: Any) -> None:
+def _check_positive(name: str, argument: str, value: Any) -> None:
     """Raises ValueError for concrete numbers that are not all positive."""
     known = _known(value)
     if known is not None and not np.all(known > 0):
-        raise ValueError(f"{argument} must be positive; got {value}")
+        raise ValueError(f"{name}: {argument} must be positive; got {value}")
 
 
 def check_loss_options(name: str, reduction: Any, label_smoothing: Any, z_loss: Any) -> None:
     """Raises TypeError or ValueError for an unknown reduction or an unsuitable number."""
     if reduction not in validate.REDUCTIONS:
         listed = ", ".join(map(repr, validate.REDUCTIONS))
-        raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
+        raise ValueError(f"{name}: reduction must be one of {listed}; got {reduction!r}")
     _check_number(name, "label_smoothing", label_smoothing)
     _check_number(name, "z_loss", z_loss)
-    _check_smoothing(label_smoothing)
+    _check_smoothing(name, label_smoothing)
 
 
 def rows_of_logits(
@@ -147,8 +147,8 @@ def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax
     """The temperature and the optional cap of each row, concatenated; None if neither is given."""
     if soft_cap is not None:
         _check_number(name, "logit_soft_cap", soft_cap)
-    _check_positive("logit_soft_cap", soft_cap)
-    _check_positive("temperature", temperature)
+    _check_positive(name, "logit_soft_cap", soft_cap)
+    _check_positive(name, "temperature", temperature)
     if soft_cap is None and is_known(temperature, 1.0):
         return None
     given = {"temperature": temperature}
@@ -259,9 +259,9 @@ def are_fit(name: str, argument: str, labels: Any, classes: int | None, **option
     """Whether a jitted call may take these labels. Raises ValueError for concrete values out of range."""
     smoothing = options.get("label_smoothing", 0.0)
     if np.ndim(smoothing) == 0:
-        _check_smoothing(smoothing)
+        _check_smoothing(name, smoothing)
     for option in ("logit_soft_cap", "temperature"):
-        _check_positive(option, options.get(option))
+        _check_positive(name, option, options.get(option))
     dtype = int if type(labels) is int else getattr(labels, "dtype", bool)
     if classes is not None and jnp.issubdtype(dtype, jnp.integer):
         _check_are_classes(name, argument, _known(labels), classes)
