@@ -87,7 +87,7 @@ class Rows(Family):
             x = np.where(seen, x, np.asarray(hidden, storage(problem.dtype)))
             return layout.to_rows(x, members)
 
-        def bounded(kernel: str, *given: np.ndarray) -> Bounded:
+        def bounded(kernel: str, *given: np.ndarray | Bounded) -> Bounded:
             of = [kernel], problem.members, problem.dtype, problem.how
             sums = 1 if _maps_scale(problem) else layout.accumulators(*of)
             return rows.bounded(kernel, *given, accumulators=sums, **how)
@@ -115,7 +115,9 @@ class Rows(Family):
         t = operands["t_x" if is_jvp else "t"]
         t = t.reshape(-1, 1) if is_of_rows else rows_of(t, 0)
         if not (is_sum or is_norm or OPERATIONS[kernel].reads_x_for_y(x.dtype)):
-            given = [layout.to_rows(results["y"], members)]
+            # A checkpointed program may compute y again, from a slice with another alignment.
+            is_again = problem.derivative == "remat"
+            given = [y if is_again else layout.to_rows(results["y"], members)]
         d = bounded(kernel, *given, t)
         if is_norm and is_jvp and problem.options["scale"]:
             # Two kernels, whose results are rounded and added.

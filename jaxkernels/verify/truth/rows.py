@@ -28,8 +28,8 @@ def bounded(
     """The result of an operation along the last axis, with the largest error of correct arithmetic.
 
     The operands are x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage
-    type, (..., cols). The cotangent of logsumexp and the results of logsumexp_fwd and logsumexp_jvp
-    have the shape (..., 1). The operands of rms_norm are x, the scale (cols,) and the (co)tangent.
+    type, (..., cols), or `Bounded`. The cotangent of logsumexp and the results of logsumexp_fwd and
+    logsumexp_jvp have the shape (..., 1). The operands of rms_norm are x, the scale (cols,) and the (co)tangent.
 
     A row has `accumulators` partial sums at least. An array `alike` (see `sum_error`) broadcasts against
     the operands.
@@ -38,11 +38,13 @@ def bounded(
         >>> bounded("softmax_fwd", np.zeros((1, 2), np.float32), accumulators=1).value
         array([[0.5, 0.5]])
     """
-    x = np.asarray(operands[0])
+    x = operands[0]
     # Tests pass numbers of the wider type, too.
-    p = PRECISION.get(x.dtype.name, PRECISION["float64"])
-    sigma = sum_error(x.shape[-1], accumulators, alike)
-    given = [known(a, p) for a in operands]
+    p = getattr(x, "precision", None) or PRECISION.get(
+        np.asarray(x).dtype.name, PRECISION["float64"]
+    )
+    given = [a if isinstance(a, Bounded) else known(a, p) for a in operands]
+    sigma = sum_error(given[0].value.shape[-1], accumulators, alike)
     if operation.startswith("rms_norm"):
         result = _rms_norm(operation, *given, sigma=sigma, epsilon=epsilon)
     elif operation.startswith("logsumexp"):
