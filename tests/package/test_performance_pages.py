@@ -51,17 +51,23 @@ MEASUREMENT = (
 )
 PAGES = [
     str(path.relative_to(ROOT))
-    for pattern in ("README.md", "CHANGELOG.md", "docs/*.md", "docs/performance/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "examples/*.md", "ffi/**/*.md")
     for path in sorted(ROOT.glob(pattern))
-    if path.name != "releasing.md"  # has times of builds, with their machine
 ]
+# No measurements of kernels: the time of a build, with its machine; thresholds of two tools.
+ALLOWED = {
+    "docs/install.md": ["179 s"],
+    "CONTRIBUTING.md": ["2 %"],
+    "docs/reference/commands.md": ["3 %"],
+}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_measurement_is_written_by_hand(generate, page):
+    """Outside of code and of what docs/generate.py writes. Numbers of kernels are in comments there."""
     text = generate._BLOCK.sub("", (ROOT / page).read_text())
-    found = re.findall(MEASUREMENT, text)
-    assert len(found) == (page == "docs/install.md"), found  # the time of a build, with its machine
+    text = re.sub(r"^ *```.*?^ *```$|`[^`\n]+`", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(MEASUREMENT, text) == ALLOWED.get(page, [])
 
 
 # In seconds; ours takes a quarter of the time of each peer, and as long as memory.

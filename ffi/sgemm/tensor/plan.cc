@@ -8,8 +8,8 @@ namespace jaxkernels {
 namespace {
 
 // TensorCost is fitted to 310 products. Five of them get a rung that is more than 5 % slower than
-// the other (README.md). So do three of 150 products with few tiles and large k, drawn after the
-// cost of parts was fitted.
+// the other; two of these are batches whose members would be slower alone. So do three of 150
+// products with few tiles and large k, drawn after the cost of parts was fitted.
 // H200, all launches of a call in a graph, us (2026-11):
 // 512^3 26, 1024^3 37, 2048^3 113, 4096^3 732, 8192^3 5310
 struct TensorCost {
