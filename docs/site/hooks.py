@@ -1,4 +1,4 @@
-"""Hooks of the site: links out of docs/, the list of examples, names that lead to the reference.
+"""Hooks of the site: links out of docs/, the list of examples, formulas, names that lead to the reference.
 
 If a page includes a whole document of the repository, links to that document lead to the page. Links to other files lead
 to the repository itself, whose address is in `mkdocs.yml`.
@@ -7,6 +7,7 @@ to the repository itself, whose address is in `mkdocs.yml`.
 from __future__ import annotations
 
 import ast
+import html as characters
 import logging
 import posixpath
 import re
@@ -28,6 +29,7 @@ _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
 _NARROW = re.compile(r"<(t[dh]|h\d)\b.*?</\1>", re.DOTALL)
 _CODE = re.compile(r"(?<=<code>)[^<]+|(?<=-name\">)[^<]+")
+_FORMULA = re.compile(r'\$<code>([^<]+)</code>\$|<div class="formula">(.*?)</div>', re.DOTALL)
 _NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
 
 
@@ -101,8 +103,23 @@ def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
     return to
 
 
+def typeset(html: str) -> str:
+    """Makes MathML, which browsers render by themselves, of the TeX in $`...`$ and in blocks of `math`."""
+
+    def formula(found: re.Match[str]) -> str:
+        from latex2mathml.converter import convert  # only pages with formulas need it
+
+        tex = characters.unescape(found[1] or found[2]).strip()
+        if found[1]:
+            return convert(tex)
+        return f'<div class="formula">{convert(tex, display="block")}</div>'
+
+    return _FORMULA.sub(formula, html)
+
+
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """Names of the package lead to the reference. In tables and headings, code may be broken after `_`."""
+    html = typeset(html)
     bare = page.file.src_uri.startswith("reference/")
     known = references()
 

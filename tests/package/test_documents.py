@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 # Languages of fenced blocks. A block of another language is a typing error and would not be run.
-LANGUAGES = {"python", "bash", "sh", "cpp", ""}
+LANGUAGES = {"python", "bash", "sh", "cpp", "math", ""}
 
 
 def blocks(path, language):

@@ -123,6 +123,18 @@ def test_code_in_tables_may_be_broken(hooks):
     assert found == "<td><code>a_<wbr>b</code> c_d</td><code>e_f</code>"
 
 
+def test_formulas(hooks):
+    """TeX becomes MathML, inline and in a block; code and money do not change."""
+    pytest.importorskip("latex2mathml")
+    found = hooks.typeset(
+        '$<code>x &lt; y_j</code>$ <code>x</code> $1\n<div class="formula">\\ell\n</div>'
+    )
+    assert found.count("<math ") == 2
+    assert "<mo>&#x0003C;</mo><msub><mi>y</mi><mi>j</mi></msub>" in found
+    assert re.search('<div class="formula"><math .*display="block">', found)
+    assert found.count("<code>x</code> $1") == 1
+
+
 def test_the_site_lists_every_example(hooks):
     assert hooks.EXAMPLES in (ROOT / "docs" / "examples.md").read_text()
     listed = re.findall(r"^## (\S+)\n\n(.+)", hooks.examples(), flags=re.MULTILINE)
