@@ -28,9 +28,9 @@ set_source_files_properties(${JK_SIMD_SOURCES} PROPERTIES COMPILE_OPTIONS "${JK_
 if(JK_HAS_X86_LEVELS)
   set_property(SOURCE ${JK_SIMD_SOURCES} ffi/rows/cpu/kernels.cc APPEND PROPERTY COMPILE_DEFINITIONS
                JK_X86_LEVELS)
-  # JAX itself needs AVX, so that few machines run this version. Its flags make it compile fast; JK_BASELINE leaves out the
-  # unrolled code.
+  # JAX itself needs AVX, so that few machines run this version. Its flags make it compile fast:
+  # loops are not vectorised, and JK_BASELINE leaves out the unrolled code.
   target_sources(jk_cpu PRIVATE ffi/rows/cpu/kernels_baseline.cc)
   set_source_files_properties(ffi/rows/cpu/kernels_baseline.cc PROPERTIES
-    COMPILE_OPTIONS "${JK_SIMD_FLAGS};-O1" COMPILE_DEFINITIONS JK_BASELINE)
+    COMPILE_OPTIONS "${JK_SIMD_FLAGS};-O1;-fno-openmp-simd;-Wno-unknown-pragmas" COMPILE_DEFINITIONS JK_BASELINE)
 endif()

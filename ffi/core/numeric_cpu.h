@@ -58,10 +58,13 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+// Storage of bfloat16 or float16, which a run-time DType tells apart. Kernels compute both in
+// float32, so that only loads and stores differ, and one set of kernels serves both.
+struct Half {
+  uint16_t bits;
+};
 template <>
-struct DTypeOf<BFloat16> : std::integral_constant<DType, DType::kBFloat16> {};
-template <>
-struct DTypeOf<Float16> : std::integral_constant<DType, DType::kFloat16> {};
+struct DTypeOf<Half> : std::integral_constant<DType, DType::kFloat16> {};
 
 template <typename T>
 using CpuComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -82,8 +85,6 @@ JK_INLINE To BitCast(From from) {
   return to;
 }
 
-JK_INLINE float Widen(float value) { return value; }
-JK_INLINE double Widen(double value) { return value; }
 JK_INLINE float Widen(BFloat16 value) {
   return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
 }
@@ -100,8 +101,6 @@ JK_INLINE float Widen(Float16 value) {
   return BitCast<float>(sign | (magnitude < (31u << 23) ? finite : special));
 }
 
-JK_INLINE void Narrow(float from, float* to) { *to = from; }
-JK_INLINE void Narrow(double from, double* to) { *to = from; }
 JK_INLINE void Narrow(float from, BFloat16* to) {
   const uint32_t bits = BitCast<uint32_t>(from);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -119,6 +118,30 @@ JK_INLINE void Narrow(float from, Float16* to) {
   const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
   // From 65520 on, half way beyond the largest finite float16, everything rounds to infinity.
   to->bits = static_cast<uint16_t>(sign | (magnitude < 0x477ff000u ? finite : special));
+}
+
+// Widens an element of type `dtype`, or narrows to it.
+template <typename C>
+JK_INLINE C Widen(C value, DType /*dtype*/) {
+  return value;
+}
+JK_INLINE float Widen(Half value, DType dtype) {
+  return dtype == DType::kBFloat16 ? Widen(BFloat16{value.bits}) : Widen(Float16{value.bits});
+}
+template <typename C>
+JK_INLINE void Narrow(C from, DType /*dtype*/, C* to) {
+  *to = from;
+}
+JK_INLINE void Narrow(float from, DType dtype, Half* to) {
+  if (dtype == DType::kBFloat16) {
+    BFloat16 narrow;
+    Narrow(from, &narrow);
+    to->bits = narrow.bits;
+  } else {
+    Float16 narrow;
+    Narrow(from, &narrow);
+    to->bits = narrow.bits;
+  }
 }
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error

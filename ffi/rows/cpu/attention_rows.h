@@ -39,18 +39,20 @@ RowCall OnBuffers(const RowCall& call, const C* first, const C* second, C* out) 
 // Loads t = scale * x + bias for visible columns of `range` and -inf for hidden ones. Returns
 // whether any element is not -inf.
 template <typename T>
-JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int64_t row,
-                          const ColumnRange& range, CpuComputeType<T>* t,
-                          CpuComputeType<T>* buffer) {
+JK_INLINE bool LoadScores(const RowCall& call, int64_t row, const ColumnRange& range,
+                          CpuComputeType<T>* t, CpuComputeType<T>* buffer) {
   using C = CpuComputeType<T>;
+  const RowArrays& all = call.arrays;
+  const MaskedRows& attention = call.attention;
   const int64_t n = range.end - range.begin;
   const C scale = static_cast<C>(attention.scale);
-  const C* const x = Load(static_cast<const T*>(all.in[0]) + row * all.cols + range.begin, n, t);
+  const int64_t at = row * all.cols + range.begin;
+  const C* const x = Load(static_cast<const T*>(all.in[0]) + at, call.dtype, n, t);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) t[i] = scale * x[i];
   if (all.in[1] != nullptr) {
     const int64_t first = attention.bias_rows.Of(row) * all.cols + range.begin;
-    const C* const bias = Load(static_cast<const T*>(all.in[1]) + first, n, buffer);
+    const C* const bias = Load(static_cast<const T*>(all.in[1]) + first, call.dtype, n, buffer);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) t[i] += bias[i];
   }
@@ -67,12 +69,13 @@ JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int
 
 // Loads y and dy of a row. If y is zero, as for masked elements, dy is set to zero, even a NaN.
 template <typename T>
-JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange& range,
+JK_INLINE void LoadGradient(const RowCall& call, int64_t row, const ColumnRange& range,
                             CpuComputeType<T>* y, CpuComputeType<T>* dy) {
   using C = CpuComputeType<T>;
+  const RowArrays& all = call.arrays;
   const int64_t n = range.end - range.begin, first = row * all.cols + range.begin;
-  const C* const of_y = Load(static_cast<const T*>(all.in[0]) + first, n, y);
-  const C* const of_dy = Load(static_cast<const T*>(all.in[1]) + first, n, dy);
+  const C* const of_y = Load(static_cast<const T*>(all.in[0]) + first, call.dtype, n, y);
+  const C* const of_dy = Load(static_cast<const T*>(all.in[1]) + first, call.dtype, n, dy);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const C one = of_y[i], other = of_dy[i];  // a load of dy in the selection would be masked
@@ -115,13 +118,12 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
         std::any_of(segments, segments + count, [](const auto& one) { return one.sees; });
     finish(end - begin, first + at, results + at);
     if (!sees) std::fill(results + at, results + at + (end - begin), C(0));
-    return Flush(results + at, end - begin, out + at);
+    return Flush(results + at, call.result_dtype, end - begin, out + at);
   }
   const int64_t step = RowsAtOnce(attention, cols), size = step * cols;
   const Buffer<C> first(size), second(Op::kInputs == 2 ? size : 0), buffer(size);
   RowCall on = OnBuffers<C>(call, first.data(), second.data(), nullptr);
-  Result zero;
-  Narrow(C(0), &zero);
+  constexpr Result kZero = {};
   for (int64_t group = of.begin; group < of.end; group += step) {
     const int64_t rows = std::min(step, of.end - group);
     // The rows of a group have the full length; a single row has the length of its band.
@@ -148,10 +150,10 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
     if (n > 0) RunRange<Op>(on, {0, rows}, step > 1);
     if (call.part == Part::kStatistics) continue;
     finish(rows * n, first.data(), results);
-    Flush(results, rows * n, to + range.begin);
+    Flush(results, call.result_dtype, rows * n, to + range.begin);
     for (int64_t r = 0; r < rows; ++r) {
       const ColumnRange stored = sees[r] ? range : ColumnRange{0, 0};
-      FillOutside(stored, cols, zero, to + r * cols);
+      FillOutside(stored, cols, kZero, to + r * cols);
     }
   }
 }
@@ -165,9 +167,8 @@ JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range)
   using C = CpuComputeType<T>;
   RunMasked<SoftmaxForward<OfLoaded<T>>, Result>(
       call, range,
-      [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer) JK_INLINE_LAMBDA {
-        return LoadScores<T>(call.arrays, call.attention, row, columns, t, buffer);
-      },
+      [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer)
+          JK_INLINE_LAMBDA { return LoadScores<T>(call, row, columns, t, buffer); },
       [](int64_t, const C*, C*) JK_INLINE_LAMBDA {});
 }
 
@@ -175,11 +176,8 @@ JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range)
 template <typename T>
 JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
   if constexpr (std::is_same_v<T, float>) {
-    if (call.result_dtype == DType::kBFloat16) {
-      return OnThisMachine<RunAttentionForwardAs<T, BFloat16>>(call, range);
-    }
-    if (call.result_dtype == DType::kFloat16) {
-      return OnThisMachine<RunAttentionForwardAs<T, Float16>>(call, range);
+    if (IsHalf(call.result_dtype)) {
+      return OnThisMachine<RunAttentionForwardAs<T, Half>>(call, range);
     }
   }
   OnThisMachine<RunAttentionForwardAs<T, T>>(call, range);
@@ -192,7 +190,7 @@ JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   RunMasked<SoftmaxGrad<OfLoaded<T>>, T>(
       call, range,
       [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {
-        LoadGradient<T>(call.arrays, row, columns, y, dy);
+        LoadGradient<T>(call, row, columns, y, dy);
         return true;
       },
       [=](int64_t n, const C* y, C* dx) JK_INLINE_LAMBDA {

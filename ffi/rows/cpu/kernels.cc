@@ -28,13 +28,12 @@ void RunRows(const RowCall& call, const RowRange& range) {
 #endif
   switch (call.dtype) {
     case DType::kFloat32:
-      return RunRowsOf<DType::kFloat32>(call, range);
+      return RunRowsOf<float>(call, range);
     case DType::kBFloat16:
-      return RunRowsOf<DType::kBFloat16>(call, range);
     case DType::kFloat16:
-      return RunRowsOf<DType::kFloat16>(call, range);
+      return RunRowsOf<Half>(call, range);
     case DType::kFloat64:
-      return RunRowsOf<DType::kFloat64>(call, range);
+      return RunRowsOf<double>(call, range);
   }
 }
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "core/numeric_cpu.h"
 #include "rows/call.h"
 #include "rows/operations.h"
 
@@ -59,9 +59,9 @@ RowStep FirstStep(Operation operation, DType dtype);
 // range.
 void RunRows(const RowCall& call, const RowRange& range);
 
-// As RunRows, for one storage type. Each is compiled in its own file, kernels_<dtype>.cc, so that
-// they compile in parallel.
-template <DType kDType>
+// As RunRows, for one storage type: float, Half or double. Each is compiled in its own file, so
+// that they compile in parallel.
+template <typename T>
 void RunRowsOf(const RowCall& call, const RowRange& range);
 
 // As RunRows, for all storage types, on x86-64 machines without AVX2.

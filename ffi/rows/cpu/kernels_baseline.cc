@@ -8,9 +8,8 @@ void RunRowsOfBaseline(const RowCall& call, const RowRange& range) {
     case DType::kFloat32:
       return RunOperation<float>(call, range);
     case DType::kBFloat16:
-      return RunOperation<BFloat16>(call, range);
     case DType::kFloat16:
-      return RunOperation<Float16>(call, range);
+      return RunOperation<Half>(call, range);
     case DType::kFloat64:
       return RunOperation<double>(call, range);
   }

@@ -3,7 +3,7 @@
 namespace jaxkernels {
 
 template <>
-void RunRowsOf<DType::kFloat32>(const RowCall& call, const RowRange& range) {
+void RunRowsOf<float>(const RowCall& call, const RowRange& range) {
   RunOperation<float>(call, range);
 }
 

@@ -3,7 +3,7 @@
 namespace jaxkernels {
 
 template <>
-void RunRowsOf<DType::kFloat64>(const RowCall& call, const RowRange& range) {
+void RunRowsOf<double>(const RowCall& call, const RowRange& range) {
   RunOperation<double>(call, range);
 }
 

@@ -26,6 +26,7 @@ struct PerRowOperands {
   using C = typename Op::C;
   const RowScalars* in;
   RowScalars out;
+  DType dtype;
 
   // Take loads input scalar i of a row; Store stores result scalar i.
   JK_INLINE C Take(int64_t index, int i) const {
@@ -34,14 +35,14 @@ struct PerRowOperands {
     const RowScalars& from = in[is_first ? 0 : 1];
     const int64_t at = is_first ? index * kFirst + i : index * (Op::kTakes - kFirst) + i - kFirst;
     return from.wide ? static_cast<const C*>(from.data)[at]
-                     : Widen(static_cast<const T*>(from.data)[at]);
+                     : Widen(static_cast<const T*>(from.data)[at], dtype);
   }
   JK_INLINE void Store(int64_t index, C value, int i) const {
     const int64_t at = index * Op::kStores + i;
     if (out.wide) {
       static_cast<C*>(out.data)[at] = value;
     } else {
-      Narrow(value, &static_cast<T*>(out.data)[at]);
+      Narrow(value, dtype, &static_cast<T*>(out.data)[at]);
     }
   }
 };
@@ -114,7 +115,7 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
                         const C* of_max, const GroupSums<Op>& total, const GroupSums<Op>& lost,
                         const C* labelled, bool stores, GroupConstants<Op>& constants) {
   static_assert(Op::kSums <= kLossSums && Op::kTakes <= kLossResiduals + kLossCotangents);
-  const PerRowOperands<Op> operands = {call.scalars_in, call.scalars_out};
+  const PerRowOperands<Op> operands = {call.scalars_in, call.scalars_out, call.dtype};
   C taken[std::max(1, Op::kTakes)][kLanes] = {};
   int label[kLanes] = {};
   for (int i = 0; i < Op::kTakes; ++i) {
@@ -162,7 +163,7 @@ JK_INLINE void FindLabelled(const RowCall& call, int64_t row, int64_t count, int
   const T* const x = static_cast<const T*>(call.arrays.in[0]) + row * cols;
   for (int64_t r = 0; r < count; ++r) {
     const int64_t label = call.labels[row + r];
-    if (label >= begin && label < end) labelled[r] = Widen(x[r * cols + label]);
+    if (label >= begin && label < end) labelled[r] = Widen(x[r * cols + label], call.dtype);
     if (label >= cols) labelled[r] = std::numeric_limits<C>::quiet_NaN();
   }
 }
@@ -179,7 +180,7 @@ JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count, 
       const int64_t label = call.labels[row + r];
       T value;
       const typename Op::Row of_row = RowAt<Op>(rows, r);
-      Narrow(of_row.other.result, &value);
+      Narrow(of_row.other.result, call.dtype, &value);
       if (of_row.other.HasAll(cols)) {
         std::fill(out + begin, out + end, value);
       } else if (label >= begin && label < end) {

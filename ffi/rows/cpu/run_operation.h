@@ -1,6 +1,6 @@
 // Dispatches an operation to its loops, for one storage type.
 //
-// Owns: the code that each operation runs. kernels_<dtype>.cc instantiates it for one storage type,
+// Owns: the code that each operation runs. kernels_*.cc instantiate it for one storage type each,
 // so that they compile in parallel. Must not know: XLA, threads, the loops over rows.
 #ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 #define JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_

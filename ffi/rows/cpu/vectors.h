@@ -25,23 +25,29 @@ JK_INLINE double SumError(double a, double b) {
 // sum.
 JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
 
-// Returns n elements in the compute type: in place, or widened into `buffer`. Widening is a
-// separate loop, because only loops over elements of one size fill the vector registers.
+// Returns n elements of type `dtype` in the compute type: in place, or widened into `buffer`.
+// Widening is a separate loop, because only loops over elements of one size fill the vector
+// registers. The loops of Half are one for each type.
 template <typename C>
-JK_INLINE const C* Load(const C* from, int64_t /*n*/, C* /*buffer*/) {
+JK_INLINE const C* Load(const C* from, DType /*dtype*/, int64_t /*n*/, C* /*buffer*/) {
   return from;
 }
-template <typename T, typename C>
-JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffer) {
-  for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i]);
+JK_INLINE const float* Load(const Half* __restrict from, DType dtype, int64_t n,
+                            float* __restrict buffer) {
+  if (dtype == DType::kBFloat16) {
+    for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i], DType::kBFloat16);
+  } else {
+    for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i], DType::kFloat16);
+  }
   return buffer;
 }
 
 // As Load, for numbers [at, at + n) of a column along rows of type T.
 template <typename T, typename C>
-JK_INLINE const C* LoadColumn(const RowColumn& column, int64_t at, int64_t n, C* buffer) {
+JK_INLINE const C* LoadColumn(const RowColumn& column, DType dtype, int64_t at, int64_t n,
+                              C* buffer) {
   if (column.wide) return static_cast<const C*>(column.data) + at;
-  return Load(static_cast<const T*>(column.data) + at, n, buffer);
+  return Load(static_cast<const T*>(column.data) + at, dtype, n, buffer);
 }
 
 // The buffer for results in the compute type, from which Flush narrows them into `to`.
@@ -54,10 +60,13 @@ JK_INLINE C* ResultBuffer(T* /*to*/, C* buffer) {
   return buffer;
 }
 template <typename C>
-JK_INLINE void Flush(const C* /*buffer*/, int64_t /*n*/, C* /*to*/) {}
-template <typename T, typename C>
-JK_INLINE void Flush(const C* __restrict buffer, int64_t n, T* __restrict to) {
-  for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], &to[i]);
+JK_INLINE void Flush(const C* /*buffer*/, DType /*dtype*/, int64_t /*n*/, C* /*to*/) {}
+JK_INLINE void Flush(const float* __restrict buffer, DType dtype, int64_t n, Half* __restrict to) {
+  if (dtype == DType::kBFloat16) {
+    for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], DType::kBFloat16, &to[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], DType::kFloat16, &to[i]);
+  }
 }
 
 template <typename C>

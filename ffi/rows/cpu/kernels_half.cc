@@ -1,0 +1,10 @@
+#include "rows/cpu/run_operation.h"
+
+namespace jaxkernels {
+
+template <>
+void RunRowsOf<Half>(const RowCall& call, const RowRange& range) {
+  RunOperation<Half>(call, range);
+}
+
+}  // namespace jaxkernels
