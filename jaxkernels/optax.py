@@ -87,12 +87,10 @@ def softmax_cross_entropy_with_integer_labels(
     if ids.dtype.itemsize < 4:  # wide enough for the number of classes
         ids = ids.astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + classes, ids)
-    is_class = (ids >= 0) & (ids < classes)
+    ids = jnp.where((ids >= 0) & (ids < classes), ids, classes)
     if mask is None:
         # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
-        loss = _cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
-        return (loss * jnp.where(is_class, 1, jnp.nan).astype(loss.dtype)).astype(x.dtype)
-    ids = jnp.where(is_class, ids, classes)
+        return jax.jit(_cross_entropy.cross_entropy)(rows, ids).astype(x.dtype)
     # The label's logit counts even if it is masked. A fully masked row has the loss 0.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
     _, lse, *_ = _cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)

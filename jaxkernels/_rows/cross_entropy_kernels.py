@@ -141,6 +141,11 @@ cross_entropy_loss_jvp = primitive.of_operation(
 )(reference.cross_entropy_loss_jvp)
 
 
+def _times(cotangent: jax.Array, x: jax.Array) -> jax.Array:
+    """The product; 0 where the cotangent is 0, also if x is not finite, as in the kernels of a loss of each row."""
+    return cotangent * jnp.where((cotangent == 0) & ~jnp.isfinite(x), 0, x)
+
+
 def _transpose_of_weighted_loss(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
     """The known gradient times the loss's cotangent or, if measures have one too, one of both."""
     of_loss, of_measures = cotangents
@@ -148,10 +153,10 @@ def _transpose_of_weighted_loss(cotangents: Any, *operands: Any, **params: Any) 
     *others, numbers, kept, gradient = given
     if type(of_measures) is not ad.Zero:
         if type(of_loss) is not ad.Zero:
-            of_measures += of_loss * loss_measures.cotangent_of(others[1], kept, numbers)
+            of_measures += _times(of_loss, loss_measures.cotangent_of(others[1], kept, numbers))
         found = cross_entropy_grad(*others, kept, of_measures, **params)
     elif type(of_loss) is not ad.Zero:
-        found = (of_loss * gradient.astype(of_loss.dtype)).astype(gradient.dtype)
+        found = _times(of_loss, gradient.astype(of_loss.dtype)).astype(gradient.dtype)
     else:
         found = ad.Zero(dx.aval)
     return [*(None for _ in given), found]

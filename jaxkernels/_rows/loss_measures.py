@@ -133,7 +133,9 @@ def _z_term(z: jax.Array, lse: jax.Array) -> jax.Array:
 @_z_term.defjvp
 def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (z, lse), (dz, dlse) = primals, tangents
-    return _z_term(z, lse), 2 * (z * lse) * dlse + dz * lse * lse
+    slope = 2 * (z * lse)
+    # If it is infinite, other parts of the gradient are NaN, or the cotangent is 0.
+    return _z_term(z, lse), jnp.where(jnp.isfinite(slope), slope, 0) * dlse + dz * lse * lse
 
 
 def loss_of(

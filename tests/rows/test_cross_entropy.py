@@ -245,6 +245,34 @@ def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
     close(got, np.sum(log_p[:, 3]) - np.sum(log_p) / 7)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}], ids=["alone", "with lse"])
+@pytest.mark.parametrize("label", [9, 3], ids=["beyond the classes", "in a hidden row"])
+def test_a_cotangent_of_0_hides_rows_that_are_not_finite(reduction, options, label):
+    """As `jnp.where` around a loss, or logits shared by several label sets, make it; also in second derivatives."""
+    x = X[0].copy()
+    x[0] = -np.inf if label < x.shape[-1] else x[0]
+    temperature = jnp.full(5, 2.0)
+
+    def loss(factor, x, temperature, labels):
+        found = jk.cross_entropy(
+            *(x, labels), temperature=temperature, z_loss=0.1, reduction=reduction, **options
+        )
+        return jnp.sum(factor * (found[0] if options else found))
+
+    of = jax.jit(jax.grad(loss, (1, 2)))
+    labels, is_row = jnp.array([label, 3, 0, 1, -1]), reduction == "none"
+    one, zero = (jnp.full(5, v) if is_row else v for v in (1.0, 0.0))
+    for dx in of(zero, x, temperature, labels):
+        np.testing.assert_array_equal(dx, np.zeros_like(dx))
+    for dx in of(one.at[0].set(0), x, temperature, labels) if is_row else ():
+        assert np.isfinite(dx).all()
+    # The factor's derivative of a gradient is the gradient, also where the factor is 0.
+    known = X[0], temperature, labels.at[0].set(1)
+    moved = jax.jvp(lambda factor: of(factor, *known)[0], (zero,), (one,))[1]
+    close(moved, of(one, *known)[0])
+
+
 def test_probabilities():
     """Any that are not negative; where one is 0, what it multiplies may be infinite."""
     p = np.random.default_rng(3).random(X.shape).astype(np.float32)

@@ -89,6 +89,8 @@ def test_labels_that_are_no_classes(jit):
     np.testing.assert_array_equal(
         np.isnan(dx), np.broadcast_to([[v] for v in (1, 1, 0, 1, 0, 0)], X[0].shape)
     )
+    hidden = jax.grad(lambda x: jnp.sum(jnp.where(beyond == 3, ours(x, beyond), 0)))(X[0])
+    assert np.isfinite(hidden).all()
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])

@@ -65,6 +65,8 @@ class TokenLosses(Family):
             kinds += ["minus_inf"]
             kinds += [] if "weights" in self.active(problem) else ["nan", "infinities"]
             is_small = o["reduction"] == "none" or o["smoothing"] == 0
+            # Below, labels are moved off hidden classes; those of other members would not be.
+            is_small &= problem.shares("x") == problem.shares("label")
             kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
         kind = str(rng.choice(kinds))
         x = values.logits(kind, count, cols, problem.dtype, rng)

@@ -308,6 +308,7 @@ def kl_divergence(
     e_of_all += 4 * u * (of_p.log_sum.value + of_q.log_sum.value)
     is_near, far = (np.abs(r) < 0.49) & seen, p * p_error + q * q_error
     terms = np.where(is_near, p * _bregman(r), q + np.where(seen, p * (r - 1), 0))
+    terms = np.where(r == np.inf, r, terms)  # also where p underflows
     of_near = terms * (p_error + 20 * u) + np.abs(p - q) * e + p * e * e
     of_far = far + p * finite(r) * p_error + p * e + 4 * u * (p * finite(r) + p + q)
     value = total(terms)
