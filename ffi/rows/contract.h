@@ -73,8 +73,7 @@ struct OperationTraits {
   bool hides = false;       // attention scores: a row can have hidden columns
   int sums = 0;             // number of sums per row; 0: no reduction
   bool counts_max = false;  // except in half types, also counts the maxima
-  int x_if_half = 0;        // nonzero: half types read x instead of y, and sum exp(x - max) first;
-                            // the value is the number of sums relative to the maximum
+  bool x_if_half = false;   // half types read x instead of y, and sum exp(x - max) first
   bool averages = false;    // the result follows from the means of the terms and from an epsilon
 
   // Number of inputs that have an element per element of a row.
@@ -99,7 +98,7 @@ struct OperationTraits {
   // a contract: Deny is not constexpr.
   constexpr void Check() const {
     const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
-    const int most_sums = sums + (counts_max || x_if_half > 0 ? 1 : 0);
+    const int most_sums = sums + (counts_max || x_if_half ? 1 : 0);
     if (operands.begin()->role != Role::kElements) Deny("the first operand is kElements");
     if (Inputs() > 2) Deny("at most two inputs");
     if (!hides && (HasMask() || !SharesRows())) Deny("only `hides` has a mask or broadcasts");

@@ -70,28 +70,15 @@ inline constexpr ByArch<int> kMostReadWarpsOfFew = {.hopper = 16};
 // number of warps above, or nearly so.
 inline constexpr ByArch<int> kReadHalfTurnsOfRow = {.hopper = 3};
 inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
-// Operations without elementwise results need a single pass over the row, and no tier that keeps
-// it. Without leaves, unaligned rows are faster in shared memory. Logsumexp, TB/s read:
-// H200 f32 65536 cols: block_uncached 4.18, cluster 3.69
-// H200 f32 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
-constexpr bool PrefersOneRead(Operation operation, bool aligned) {
-  return !StoresElements(operation) && (aligned || IsReadInLeaves(operation));
-}
-// Single-pass operations have several blocks per SM, so that some load while others finish. TB/s
-// read:
-// H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
-inline constexpr ByArch<int> kSinglePassThreads = {.hopper = 256};
-constexpr int UncachedThreads(Operation operation, Arch arch) {
-  return StoresElements(operation) ? kUncachedThreads : kSinglePassThreads[arch];
-}
 inline constexpr int kLeastGatheringThreads = 32;  // for gathered inputs
 // Packs per block, all inputs together, when the results of a long row are split over blocks.
 // Splitting was not measured with many rows. us per call, 1 x 128256:
 // H200 bf16 gradient of a loss: whole 14.6, parts 3.4
 // H200 f32 gradient of a loss: whole 25.2, parts 3.3
 inline constexpr ByArch<int> kStreamPartPacks = {.hopper = 1024};
-// Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics of
-// log-softmax:
+// Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics,
+// which only rows that are sharded over devices have, take a warp at least, to have fewer kernels.
+// Statistics of log-softmax:
 // H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
 // H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
 // H200 bf16 32768 cols (4096 packs): a block 0.94

@@ -20,16 +20,13 @@ enum class Operation {
   kLogSoftmaxForward,
   kSoftmaxGrad,
   kLogSoftmaxGrad,
-  kLogSoftmaxJvp,
   kMaskedSoftmaxForward,
   kBiasedSoftmaxForward,
   kMaskedSoftmaxGrad,
   kLogSumExpForward,
   kLogSumExpGrad,
-  kLogSumExpJvp,
   kRmsNormForward,
   kRmsNormGrad,
-  kRmsNormJvp,
   kCrossEntropyForward,
   kCrossEntropyForwardGrad,
   kCrossEntropyGrad
@@ -59,13 +56,8 @@ inline constexpr OperationTraits kOperations[] = {
      .operands = {{"y"}, {"dy"}},
      .results = {{"dx"}},
      .sums = 1,
-     .x_if_half = 1},
+     .x_if_half = true},
     // [end]
-    {.name = "log_softmax_jvp",
-     .operands = {{"y"}, {"dx"}},
-     .results = {{"dy"}},
-     .sums = 1,
-     .x_if_half = 2},
     {.name = "masked_softmax_fwd",
      .operands = {{"scores"}, {"mask", Role::kMask}},
      .results = {{"y"}},
@@ -96,11 +88,6 @@ inline constexpr OperationTraits kOperations[] = {
      .finds_max = true,
      .keeps_term = true,
      .sums = 1},
-    {.name = "logsumexp_jvp",
-     .operands = {{"x"}, {"dx"}},
-     .results = {{"dlse", Role::kRow}},
-     .finds_max = true,
-     .sums = 2},
     {.name = "rms_norm_fwd",
      .operands = {{"x"}, {"scale", Role::kColumn}},
      .results = {{"y"}},
@@ -109,11 +96,6 @@ inline constexpr OperationTraits kOperations[] = {
     {.name = "rms_norm_grad",
      .operands = {{"x"}, {"scale", Role::kColumn}, {"dy"}},
      .results = {{"dx"}},
-     .sums = 2,
-     .averages = true},
-    {.name = "rms_norm_jvp",
-     .operands = {{"x"}, {"scale", Role::kColumn}, {"dx"}},
-     .results = {{"dy"}},
      .sums = 2,
      .averages = true},
     {.name = "cross_entropy_fwd",
@@ -155,7 +137,7 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
 
 // Whether the operation reads x for elements of a dtype; it reads y for others.
 constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
-  return traits.x_if_half > 0 && IsHalf(dtype);
+  return traits.x_if_half && IsHalf(dtype);
 }
 // Whether the operation needs the maximum of a row of elements of a dtype.
 constexpr bool UsesMax(const OperationTraits& traits, DType dtype) {

@@ -41,7 +41,7 @@ Tier BestTier(const RowProblem& problem, const RowPlan& plan, const TierChoices&
       PrefersBlock(problem.operation, arch, problem.dtype, plan.aligned, problem.cols)) {
     return Tier::kBlock;
   }
-  if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;
+  if (IsReadInLeaves(problem.operation)) return Tier::kBlockUncached;
   const bool holds_few =
       choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, arch, problem.dtype);
   if (holds_few && choices.of_cluster.blocks > 0) return Tier::kCluster;
@@ -105,7 +105,7 @@ void PlanIn(Tier tier, const RowProblem& problem, const TierChoices& choices,
       // A row that would fit is not kept: the caller forced this tier, so it shows the cost of two
       // reads.
       return PlanBlockUncached(problem, limits, choices.of_block.blocks > 0 ? 0 : INT32_MAX,
-                               UncachedThreads(problem.operation, ArchOf(limits)), plan);
+                               kUncachedThreads, plan);
   }
 }
 

@@ -56,8 +56,8 @@ class RowOperation:
         hides: whether it masks attention scores.
         sums: the number of sums over each row.
         counts_max: whether it also counts the elements equal to the maximum (not for 16-bit dtypes).
-        x_if_half: for 16-bit inputs, the operation reads x instead of y, and this many of its sums are
-            relative to the maximum of x; 0 if it always reads y.
+        x_if_half: for 16-bit inputs, the operation reads x instead of y, and its first sum is relative to
+            the maximum of x.
         averages: whether the result follows from the means of the summed terms and from an epsilon.
         has_kernel: whether it has kernels; if not, the reference runs everywhere.
     """
@@ -69,7 +69,7 @@ class RowOperation:
     hides: bool = False
     sums: int = 0
     counts_max: bool = False
-    x_if_half: int = 0
+    x_if_half: bool = False
     averages: bool = False
     has_kernel: bool = True
 
@@ -101,7 +101,7 @@ class RowOperation:
 
     def reads_x_for_y(self, dtype: np.dtype) -> bool:
         """Whether it reads x instead of y for this dtype."""
-        return self.x_if_half > 0 and dtype.itemsize == 2
+        return self.x_if_half and dtype.itemsize == 2
 
     def sums_of(self, dtype: np.dtype) -> int:
         """The number of sums over a row of this dtype, including the count of maxima."""
@@ -110,7 +110,7 @@ class RowOperation:
     def relative_sums_of(self, dtype: np.dtype) -> int:
         """How many of the sums, counted from the first, are relative to the maximum."""
         if self.reads_x_for_y(dtype):
-            return self.x_if_half
+            return 1
         return self.sums_of(dtype) if self.finds_max else 0
 
 

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
+from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Implementation, Tier
 
@@ -55,14 +56,21 @@ def logsumexp_grad(x: jax.Array, dy: jax.Array) -> jax.Array:
     return (terms * quotient(dy.astype(terms.dtype), row_sum(terms))).astype(x.dtype)
 
 
-@primitive.of_operation(from_statistics=lambda found: quotient(found[..., 2:], found[..., 1:2]))
+@primitive.of_operation(
+    RowOperation(
+        name="logsumexp_jvp",
+        operands=(Operand("x"), Operand("dx")),
+        results=(Operand("dlse", "row"),),
+        has_kernel=False,
+    )
+)
 def logsumexp_jvp(x: jax.Array, dx: jax.Array) -> jax.Array:
     """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
     _, terms = _log_sum_exp_terms(widen(x))
     return quotient(row_sum(terms * widen(dx)), row_sum(terms)).astype(x.dtype)
 
 
-# The Jacobian of a row is softmax(x), which both kernels compute from x.
+# The Jacobian of a row is softmax(x), which both derivatives compute from x.
 derivatives.define_derivatives(
     logsumexp_fwd, jvp=logsumexp_jvp, grad=logsumexp_grad, keeps_x=lambda dtype: True
 )

@@ -40,9 +40,8 @@ def plan_softmax(
         shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
         dtype: float32, bfloat16, float16 or float64.
         operation: "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad",
-            "log_softmax_jvp", "logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp", "rms_norm_fwd",
-            "rms_norm_grad", "rms_norm_jvp", "cross_entropy_fwd", "cross_entropy_fwd_grad",
-            "cross_entropy_grad", or for attention scores "masked_softmax_fwd", "biased_softmax_fwd"
+            "logsumexp_fwd", "logsumexp_grad", "rms_norm_fwd", "rms_norm_grad", "cross_entropy_fwd",
+            "cross_entropy_fwd_grad", "cross_entropy_grad", or for attention scores "masked_softmax_fwd", "biased_softmax_fwd"
             (with a bias, masked or not) or "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.

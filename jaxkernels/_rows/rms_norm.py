@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import derivatives, primitive
+from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype, widen
 from jaxkernels.typing import Implementation, Tier
 
@@ -54,7 +55,14 @@ def rms_norm_grad(x: jax.Array, scale: jax.Array, dy: jax.Array, *, epsilon: flo
     return dx.astype(x.dtype)
 
 
-@primitive.of_operation()
+@primitive.of_operation(
+    RowOperation(
+        name="rms_norm_jvp",
+        operands=(Operand("x"), Operand("scale", "column"), Operand("dx")),
+        results=(Operand("dy"),),
+        has_kernel=False,
+    )
+)
 def rms_norm_jvp(x: jax.Array, scale: jax.Array, dx: jax.Array, *, epsilon: float) -> jax.Array:
     """Tangent: dy = J dx = scale * (A dx), with A as for `rms_norm_grad`."""
     wide = widen(x)

@@ -79,7 +79,15 @@ def log_softmax_grad(kept: jax.Array, dy: jax.Array) -> jax.Array:
     return (wide_dy - _softmax_of_kept(kept) * row_sum(wide_dy)).astype(kept.dtype)
 
 
-@primitive.of_operation()
+# Tangents have no kernels of ours, because training steps rarely use forward mode.
+@primitive.of_operation(
+    contract.RowOperation(
+        name="log_softmax_jvp",
+        operands=(contract.Operand("y"), contract.Operand("dx")),
+        results=(contract.Operand("dy"),),
+        has_kernel=False,
+    )
+)
 def log_softmax_jvp(kept: jax.Array, dx: jax.Array) -> jax.Array:
     """Tangent: dy = J dx = dx - sum(p * dx), with J = I - 1 p^T and p the softmax of x."""
     wide_dx = widen(dx)

@@ -6,7 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracle import EPSILON, OPERATIONS, check, compute, row_scalars, storage
+from oracle import EPSILON, OPERATIONS, TANGENTS, check, compute, row_scalars, storage
 
 import jaxkernels as jk
 from jaxkernels._core import validate
@@ -103,7 +103,7 @@ def all_operations(xs, ts, scalars, tier=None):
     return results
 
 
-def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
+def check_all(pairs, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
     """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
     The gradients are held against the truth for their operand: the y that the forward pass gave, or x.
@@ -116,7 +116,7 @@ def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
         check_results(x, t, result, dtype, tier, operations)
 
 
-def check_results(x, t, result, dtype, tier=None, operations=OPERATIONS):
+def check_results(x, t, result, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
     """Holds one of the results of `all_operations` against the truth."""
     operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
     for operation in operations:

@@ -6,12 +6,13 @@ import numpy as np
 from jaxkernels._core.validate import DTYPES
 from jaxkernels.verify.truth.bounded import sum_error
 from jaxkernels.verify.truth.compare import compute, ratios, storage, widen
-from jaxkernels.verify.truth.rows import EPSILON, OPERATIONS, bounded
+from jaxkernels.verify.truth.rows import EPSILON, OPERATIONS, TANGENTS, bounded
 
 __all__ = [
     "DTYPES",
     "EPSILON",
     "OPERATIONS",
+    "TANGENTS",
     "bounded",
     "check",
     "compute",

@@ -356,19 +356,6 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   }
 }
 
-// Whether rows of two to four vectors have unrolled code: their sums stay in registers. float64
-// gains up to 14 percent from it, and tangents are rare: not worth the time to compile it.
-// EPYC (Zen 5), softmax, ns per element, looped and unrolled; 33, 48, 64 columns (2026-11):
-// f32 0.88, 0.49; 0.60, 0.35; 0.53, 0.32
-// bf16 0.57, 0.49; 0.42, 0.34; 0.37, 0.33
-// f64 1.24, 1.14; 0.83, 0.78; 0.79, 0.78
-// bf16 logsumexp_jvp, 33 columns 1.07, 0.83; rms_norm_jvp, 48 columns 0.63, 0.48
-template <typename Op>
-inline constexpr bool kUnrolls =
-    !Op::kTakesLabel && !std::is_same_v<typename Op::Storage, double> &&
-    Op::kOperation != Operation::kLogSoftmaxJvp && Op::kOperation != Operation::kLogSumExpJvp &&
-    Op::kOperation != Operation::kRmsNormJvp;
-
 // Processes a range of rows with the driver for their length. `in_company`: whether the range can
 // have many rows, so that short ones are transposed.
 template <typename Op>
@@ -378,7 +365,13 @@ JK_INLINE void RunRange(const RowCall& call, const RowRange& range, bool in_comp
     OnThisMachine<RunNarrow<Op>>(call, range);
   } else {
 #ifndef JK_BASELINE
-    if constexpr (kUnrolls<Op>) {
+    // Rows of two to four vectors have unrolled code: their sums stay in registers. float64 gains
+    // up to 14 percent from it, which is not worth the time to compile it.
+    // EPYC (Zen 5), softmax, ns per element, looped and unrolled; 33, 48, 64 columns (2026-11):
+    // f32 0.88, 0.49; 0.60, 0.35; 0.53, 0.32
+    // bf16 0.57, 0.49; 0.42, 0.34; 0.37, 0.33
+    // f64 1.24, 1.14; 0.83, 0.78; 0.79, 0.78
+    if constexpr (!Op::kTakesLabel && !std::is_same_v<typename Op::Storage, double>) {
       switch (CeilDiv(cols, kLanes)) {
         case 2:
           return OnThisMachine<RunWide<Op, 2>>(call, range);

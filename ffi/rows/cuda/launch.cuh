@@ -86,9 +86,12 @@ RowKernel<Op> FindKernel(const RowPlan& plan) {
     case Tier::kCluster:
       return FindSharedKernel<Op>(plan);
     default:
-      if constexpr (IsReadInLeaves(Op::kOperation)) return &OneReadKernel<Op>;
-      return plan.aligned ? &BlockUncachedTierKernel<Op, Op::kMayAlign>
-                          : &BlockUncachedTierKernel<Op, false>;
+      if constexpr (IsReadInLeaves(Op::kOperation)) {
+        return &OneReadKernel<Op>;
+      } else {
+        return plan.aligned ? &BlockUncachedTierKernel<Op, Op::kMayAlign>
+                            : &BlockUncachedTierKernel<Op, false>;
+      }
   }
 }
 
@@ -102,16 +105,10 @@ const void* FindPart(const RowPlan& plan) {
     }
   }
   if constexpr (HasPart(kTraits, Part::kStatistics)) {
-    switch (plan.lanes) {
-      case kStreamLanes:
-        return reinterpret_cast<const void*>(
-            &RowStatisticsKernel<Op, LaneGroup<kStreamLanes, 1>, kAligned>);
-      case kWarpSize:
-        return reinterpret_cast<const void*>(
-            &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
-      default:
-        return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
-    }
+    return plan.lanes == kWarpSize
+               ? reinterpret_cast<const void*>(
+                     &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>)
+               : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
   }
   return nullptr;
 }

@@ -13,8 +13,7 @@ namespace jaxkernels {
 template <typename A>
 using PlainOps =
     OperationList<SoftmaxForward<A>, SoftmaxGrad<A>, LogSoftmaxForward<A>, LogSoftmaxGrad<A>,
-                  LogSoftmaxJvp<A>, LogSumExpForward<A>, LogSumExpGrad<A>, LogSumExpJvp<A>,
-                  RmsNormForward<A>, RmsNormGrad<A>, RmsNormJvp<A>>;
+                  LogSumExpForward<A>, LogSumExpGrad<A>, RmsNormForward<A>, RmsNormGrad<A>>;
 
 }  // namespace jaxkernels
 

@@ -52,32 +52,22 @@ struct LogSoftmaxGradOfY : LinearOp<A, Operation::kLogSoftmaxGrad> {
   }
 };
 
-// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGradOfY.
+// dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
+//
+// Half types read x: their y is rounded, and exp(y) would multiply that error by |y|. Float types
+// have a more exact y, so they save a maximum and a sum.
 template <typename A>
-struct LogSoftmaxJvpOfY : LinearOp<A, Operation::kLogSoftmaxJvp> {
-  JK_OP static auto Term(const auto& in, auto) { return A::Exp(in[0]) * in[1]; }
-  JK_OP static auto Finish(const auto& in, const auto& row) { return in[1] - row.sum; }
-};
-
-// Derivatives that read x, for half types: their y is rounded, and exp(y) would multiply that error
-// by |y|. Float types have a more exact y, so they save a maximum and a sum.
-template <typename A, Operation kOf>
-struct LinearOpOfX : ForwardOp<A, kOf> {
-  using typename ForwardOp<A, kOf>::C;
+struct LogSoftmaxGradOfX : ForwardOp<A, Operation::kLogSoftmaxGrad> {
+  using typename ForwardOp<A, Operation::kLogSoftmaxGrad>::C;
   struct Row {
     C max, quotient;
   };
-  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
-    return {stats.max, C(stats.sum[1] / stats.sum[0])};
-  }
-};
-
-// dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
-template <typename A>
-struct LogSoftmaxGradOfX : LinearOpOfX<A, Operation::kLogSoftmaxGrad> {
   static constexpr bool kKeepsTerm = A::kKeepsTermsOfHalf;
   JK_OP static auto SecondTerm(auto, const auto& in, bool /*is_of_max*/) { return in[1]; }
   JK_OP static void Rescale(auto (&sum)[2], auto factor, auto) { sum[0] *= factor; }
+  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
+    return {stats.max, C(stats.sum[1] / stats.sum[0])};
+  }
   JK_OP static auto FinishTerm(auto term, auto dy, const auto& row) {
     return A::Fma(-term, row.quotient, dy);
   }
@@ -86,19 +76,8 @@ struct LogSoftmaxGradOfX : LinearOpOfX<A, Operation::kLogSoftmaxGrad> {
   }
 };
 
-// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), the transpose of LogSoftmaxGradOfX
-template <typename A>
-struct LogSoftmaxJvpOfX : LinearOpOfX<A, Operation::kLogSoftmaxJvp> {
-  JK_OP static auto SecondTerm(auto term, const auto& in, bool /*is_of_max*/) {
-    return term * in[1];
-  }
-  JK_OP static auto Finish(const auto& in, const auto& row) { return in[1] - row.quotient; }
-};
-
 template <typename A>
 using LogSoftmaxGrad = std::conditional_t<A::kIsHalf, LogSoftmaxGradOfX<A>, LogSoftmaxGradOfY<A>>;
-template <typename A>
-using LogSoftmaxJvp = std::conditional_t<A::kIsHalf, LogSoftmaxJvpOfX<A>, LogSoftmaxJvpOfY<A>>;
 
 }  // namespace jaxkernels
 

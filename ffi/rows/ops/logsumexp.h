@@ -46,19 +46,6 @@ struct LogSumExpGrad : LogSumExpOp<A, Operation::kLogSumExpGrad> {
   JK_OP static C Finish(const auto& in, const Row& row) { return Term(in, row.max) * row.factor; }
 };
 
-// dy = sum(exp(x - max) * dx) / sum exp(x - max), one per row: the transpose of LogSumExpGrad
-template <typename A>
-struct LogSumExpJvp : LogSumExpOp<A, Operation::kLogSumExpJvp> {
-  using typename LogSumExpOp<A, Operation::kLogSumExpJvp>::C;
-  struct Row {
-    C scalars[1];
-  };
-  JK_OP static C SecondTerm(C term, const auto& in, bool /*is_of_max*/) { return term * in[1]; }
-  JK_OP static Row MakeRow(const auto& stats, const auto& /*given*/) {
-    return {stats.sum[0] == 0 ? C(0) : C(stats.sum[1] / stats.sum[0])};
-  }
-};
-
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_ROWS_OPS_LOGSUMEXP_H_

@@ -10,8 +10,7 @@ namespace jaxkernels {
 template <typename A, Operation kOf>
 struct RmsNormOp : RowOp<A, kOf> {
   using typename RowOp<A, kOf>::C;
-  // r = 1 / sqrt(mean(x^2) + epsilon); in derivatives also r^2 mean(x t), where t is the tangent of
-  // x or scale * dy.
+  // r = 1 / sqrt(mean(x^2) + epsilon); in the gradient also r^2 mean(x scale dy).
   struct Row {
     C r, product;
   };
@@ -37,15 +36,6 @@ struct RmsNormGrad : RmsNormOp<A, Operation::kRmsNormGrad> {
   JK_OP static auto SecondTerm(auto, const auto& in, bool) { return in[0] * (in[2] * in[1]); }
   JK_OP static auto Finish(const auto& in, const auto& row) {
     return row.r * (in[2] * in[1] - in[0] * row.product);
-  }
-};
-
-// dy = scale * r (dx - x r^2 mean(x dx)), the transpose of RmsNormGrad
-template <typename A>
-struct RmsNormJvp : RmsNormOp<A, Operation::kRmsNormJvp> {
-  JK_OP static auto SecondTerm(auto, const auto& in, bool) { return in[0] * in[1]; }
-  JK_OP static auto Finish(const auto& in, const auto& row) {
-    return in[2] * (row.r * (in[1] - in[0] * row.product));
   }
 };
 
