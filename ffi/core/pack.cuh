@@ -62,15 +62,6 @@ __device__ void GatherRarePack(Pack<T>* to, const T* from, int begin, int end, T
   }
 }
 
-// A word whose bytes [begin, end) are 1 and whose other bytes are 0.
-__device__ inline uint32_t BytesFromTo(int begin, int end) {
-  constexpr uint32_t kOnes = 0x01010101u;
-  const auto from = [](int first) {
-    return __funnelshift_lc(0, kOnes, 8 * min(max(first, 0), 4));  // a shift by 32 leaves nothing
-  };
-  return from(begin) & ~from(end);
-}
-
 // A pack with one value in all elements, as words (see CopyPack).
 template <typename T>
 struct FilledWords {
@@ -90,33 +81,42 @@ __device__ void FillPack(Pack<T>& pack, T value) {
   memcpy(&pack, filled.word, kPackBytes);
 }
 
+// Replaces the elements whose byte in `low` (the first four) or `high` has a highest bit of 0.
+template <typename T>
+__device__ void SelectByHighBits(Pack<T>& pack, uint32_t low, uint32_t high, T other) {
+  const FilledWords<T> others(other);
+  uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // Indices of the bytes of `low` and `high` for the two halves of this word. With 8 added to an
+    // index, prmt repeats the highest bit of the byte.
+    const uint32_t first = i * 4 / sizeof(T), second = (i * 4 + 2) / sizeof(T);
+    uint32_t bits;
+    asm("prmt.b32 %0, %1, %2, %3;"
+        : "=r"(bits)
+        : "r"(low), "r"(high), "r"(0x8888 + first * 0x11 + second * 0x1100));
+    word[i] = (word[i] & bits) | (others.word[i] & ~bits);
+  }
+}
+
 // Replaces the elements whose byte in `keep` is 0 by `other`; the other bytes must be 1. Takes two
 // instructions per 4 bytes of the pack.
 template <typename T, int kWords>
 __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
   static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");
   static_assert(kWords <= 2, "packs of 16 elements have more words than are read here");
-  const FilledWords<T> others(other);
-  uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
-  const uint32_t low = keep[0] * 255, high = keep[kWords - 1] * 255;  // bytes 0 and 255
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // Indices of the bytes of `low` and `high` for the two halves of this word.
-    const uint32_t first = i * 4 / sizeof(T), second = (i * 4 + 2) / sizeof(T);
-    const uint32_t bits = __byte_perm(low, high, first * 0x11 + second * 0x1100);
-    word[i] = (word[i] & bits) | (others.word[i] & ~bits);
-  }
+  SelectByHighBits(pack, keep[0] * 128, keep[kWords - 1] * 128, other);
 }
 
 // Replaces all elements but [begin, end) by `other`.
 template <typename T>
 __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
-  uint32_t keep[(Pack<T>::kSize + 3) / 4];
-#pragma unroll
-  for (int i = 0; i < (Pack<T>::kSize + 3) / 4; ++i) {
-    keep[i] = BytesFromTo(begin - 4 * i, end - 4 * i);
-  }
-  SelectElements(pack, keep, other);
+  const auto from = [](int first) {  // bits first to 7 are 1, lower ones 0; higher ones are unused
+    return __funnelshift_lc(0, 0xffu, max(first, 0));
+  };
+  const uint32_t bits = from(begin) & ~from(end);
+  constexpr uint32_t kSpread = 0x10204080;  // moves bit k of four to the highest of byte k
+  SelectByHighBits(pack, (bits & 15) * kSpread, (bits >> 4 & 15) * kSpread, other);
 }
 
 // Loads 16 bytes from an unaligned address, as two aligned packs. There are no branches, so that

@@ -44,6 +44,15 @@ inline constexpr WarpShape kWarpShapes[] = {
 };
 // clang-format on
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
+// The layout of an operation. Losses of half types hold rows of 9 to 64 packs in half the lanes,
+// with 8 packs each: the fixed cost of a row is a quarter to a half of their instructions.
+constexpr WarpShape WarpShapeOf(int index, const OperationTraits& traits, DType dtype) {
+  WarpShape shape = kWarpShapes[index];
+  if (traits.TakesLabel() && IsHalf(dtype) && shape.packs_per_lane == 4 && shape.lanes > 2) {
+    shape.lanes /= 2, shape.packs_per_lane *= 2;
+  }
+  return shape;
+}
 
 // Maximum registers of row data per lane, in the compute type. With more, the warp tier is slower
 // than block_smem, 2^28 elements:
@@ -116,10 +125,12 @@ constexpr bool MayStage(const OperationTraits& traits) {
 // H200 bf16 loss with gradient 50, 104, 197, 300 cols: registers 0.80, 2.10, 2.01, 1.80
 // H200 f32 loss with gradient 30, 197, 346 cols: staged 2.41, 2.79, 2.87
 // H200 f32 loss with gradient 30, 197, 346 cols: registers 1.55, 2.52, 2.59
-constexpr int MostStagedCols(const OperationTraits& traits, DType dtype) {
+// If x and the gradient are aligned differently, only staged kernels and those that gather elements
+// serve such rows: losses in `shifted` arrays have no maximum of their own.
+constexpr int MostStagedCols(const OperationTraits& traits, DType dtype, bool shifted = false) {
   constexpr ByDType<int> kPartOfTwo = {.float32 = 2, .bfloat16 = 1, .float16 = 1, .float64 = 2};
   constexpr ByDType<int> kPartOfLoss = {.float32 = 1, .bfloat16 = 8, .float16 = 8, .float64 = 1};
-  const int part = traits.TakesLabel()    ? kPartOfLoss[dtype]
+  const int part = traits.TakesLabel()    ? (shifted ? 1 : kPartOfLoss[dtype])
                    : traits.Inputs() == 2 ? kPartOfTwo[dtype]
                                           : 1;
   return 32 * MostStagedElements(dtype) / part;

@@ -28,7 +28,7 @@ int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned)
 }
 
 void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
-  const WarpShape& shape = kWarpShapes[plan.warp_shape];
+  const WarpShape shape = WarpShapeOf(plan.warp_shape, TraitsOf(problem.operation), problem.dtype);
   plan.lanes = shape.lanes;
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;
@@ -42,7 +42,7 @@ bool PrefersStaged(const RowProblem& problem, const DeviceLimits& limits, const 
                    int warp_shape) {
   const OperationTraits& traits = TraitsOf(problem.operation);
   if (!MayStage(traits) || problem.narrows) return false;
-  if (problem.cols > MostStagedCols(traits, problem.dtype)) return false;
+  if (problem.cols > MostStagedCols(traits, problem.dtype, problem.shifted)) return false;
   if (!plan.aligned) return true;
   return warp_shape >= 0 && LeavesLanesIdle(traits, ArchOf(limits), problem.dtype,
                                             problem.cols / plan.pack, kWarpShapes[warp_shape]);

@@ -8,6 +8,7 @@ import oracle
 import pytest
 from row_plans import BYTES, DEVICES, MASKED, RESERVED, inputs, packs_of, plan, scratch_of
 
+import jaxkernels as jk
 from jaxkernels import _cpu
 from jaxkernels._core import validate
 from jaxkernels._rows import contract
@@ -172,6 +173,35 @@ def test_which_aligned_rows_are_staged(dtype):
         assert loss.lanes < 32
         is_long = cols > 64 and dtype in ("bfloat16", "float16")
         assert with_gradient.staged == (cols % pack != 0 and not is_long)
+
+
+@pytest.mark.parametrize(
+    "operation", ["cross_entropy_fwd", "cross_entropy_fwd_grad", "softmax_grad"]
+)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_few_lanes_share_a_short_loss_of_a_half_type(dtype, operation):
+    """Twice the packs in half the lanes, but the smallest and the largest layouts."""
+    pack, takes_label = 16 // BYTES[dtype], operation != "softmax_grad"
+    for packs, lanes in ((8, 2), (9, 2), (16, 2), (17, 4), (33, 8), (64, 8), (65, 16), (129, 32)):
+        p = plan(packs * pack, dtype, operation)
+        if takes_label and BYTES[dtype] == 2:
+            assert (p.tier, p.lanes, p.packs_per_lane) == ("warp", lanes, 4 if packs < 9 else 8)
+        elif takes_label and packs < 65:
+            assert p.packs_per_lane == 4
+        elif packs < 33:
+            assert p.packs_per_lane == 1
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_shifted_losses_with_gradients_are_staged(dtype):
+    """While the registers of a warp hold them, because elsewhere their elements are gathered."""
+    longest = 256 if dtype == "float64" else 512
+    for cols in (7, 64, 65, 200, longest, longest + 1):
+        p = jk.plan_softmax(
+            (4096, cols), dtype, operation="cross_entropy_fwd_grad", device="h200", shifted=True
+        )
+        assert p.staged == (cols <= longest), cols
+        assert p.tier == ("warp" if p.staged else "block_uncached")
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

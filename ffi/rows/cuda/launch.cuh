@@ -29,8 +29,8 @@ using RowKernel = void (*)(RowArgs<Op>);
 // Plans do not know kMayAlign: for aligned rows they choose a layout of those.
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
-  constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;
+  constexpr WarpShape shape = WarpShapeOf(kShape, TraitsOf(Op::kOperation), kDType);
   constexpr bool kIsTaken =
       IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned) ||
       (!Op::kMayAlign && IsWarpShapeTaken(kShape, Op::kOperation, kDType, true));

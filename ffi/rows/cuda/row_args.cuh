@@ -126,15 +126,15 @@ struct RowArgs {
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
-      given.label = static_cast<int>(min(int64_t{label}, cols));
+      const int count = static_cast<int>(cols);  // labels reach as far
+      given.label = min(label, count);
       if constexpr (Op::kSums > 0) {  // else it is a scalar, and its place may be overwritten
-        const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
-        const C element = static_cast<C>(elements[column]);
+        const C element = static_cast<C>(elements[min(max(label, 0), count - 1)]);
         C value[1][1] = {{element}};
         Scale(of_row, value);
         const C scaled = value[0][0];
         if (Op::kCaps) given.slope = of_row.scale.SlopeAt(scaled);
-        given.labelled = label < 0 ? C(0) : label < cols ? scaled : C(NAN);
+        given.labelled = label < 0 ? C(0) : label < count ? scaled : C(NAN);
       }
     }
     return given;
@@ -146,14 +146,16 @@ struct RowArgs {
   template <int kCount>
   __device__ void StoreScalars(int64_t row, const C (&value)[kCount]) const {
     if (row >= rows) return;
+    const auto store = [&](auto* row_scalars) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int64_t at = row * kCount + i;
-      if (scalars_out.wide) {
-        static_cast<C*>(scalars_out.data)[at] = value[i];
-      } else {
-        static_cast<T*>(scalars_out.data)[at] = static_cast<T>(value[i]);
+      for (int i = 0; i < kCount; ++i) {
+        row_scalars[i] = static_cast<std::decay_t<decltype(*row_scalars)>>(value[i]);
       }
+    };
+    if (scalars_out.wide) {
+      store(static_cast<C*>(scalars_out.data) + row * kCount);
+    } else {
+      store(static_cast<T*>(scalars_out.data) + row * kCount);
     }
   }
 };

@@ -12,6 +12,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 
+#include "rows/cuda/half_losses.cuh"
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
 #include "rows/register_rules.h"
@@ -123,14 +124,22 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
   using Group = LaneGroup<kLanes, kRows>;
-  RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
+  if constexpr (kPacksTerms<Op>) {
+    RunHalfLoss<Op, Group, kPacks, kAligned>(args);
+  } else {
+    RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
+  }
 }
 
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(BlockRegisters(kDTypeOf<typename Op::Storage>))
     BlockTierKernel(RowArgs<Op> args) {
   constexpr int kPacks = kBlockPacks / Op::kInputs;
-  RunInRegisters<Op, BlockGroup<Op>, kPacks, 1, kAligned>(args);
+  if constexpr (kPacksTerms<Op>) {
+    RunHalfLoss<Op, BlockGroup<Op>, kPacks, kAligned>(args);
+  } else {
+    RunInRegisters<Op, BlockGroup<Op>, kPacks, 1, kAligned>(args);
+  }
 }
 
 }  // namespace jaxkernels

@@ -1,0 +1,137 @@
+// Losses of half types in tiers `warp` and `block`, which tier_registers.cuh describes. Short rows
+// are limited by instructions: packed_terms.cuh says how they take few per element. A lane's cost
+// per row is kept low too: the label's result is stored by itself, since nearly every pack of a
+// warp of short rows is one in which some row has its label.
+#ifndef JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_
+#define JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_
+
+#include "rows/cuda/packed_terms.cuh"
+#include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
+
+namespace jaxkernels {
+
+// Loads a lane's packs of a row. A row that fills its layout needs no padding.
+template <typename Op, bool kAligned, int kPacks>
+__device__ void LoadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int lane,
+                        int lanes, InputPacks<Op> (&pack)[kPacks]) {
+  if (kAligned && view.packs == kPacks * lanes) {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      CopyPack(&pack[p].input[0], args.in[0], view.first + p * lanes + lane);
+    }
+  } else {
+    LoadPacks<Inputs::kOnPacks>(pack, args, view, lane, lanes);
+    MaskAndHidePacks(pack, args, view, lane, lanes);
+  }
+}
+
+// Whether no row has pack p of a lane of this warp. Rows fill more than half of their layout, but
+// for the smallest one. `packs`: the packs of the longest row.
+template <int kPacks>
+__device__ bool IsPast(int p, int packs, int lane, int lanes) {
+  constexpr int kLeast = kPacks > 4 ? kPacks / 2 + 1 : 1;
+  return p >= kLeast && p * lanes + lane / kWarpSize * kWarpSize >= packs;
+}
+
+// Adds the other sums of a row, which are rarely wanted. It loads the packs again: most are in the
+// L1 cache, and a loop keeps the kernel small.
+template <typename Op, bool kAligned>
+__device__ void AddOtherSums(const RowArgs<Op>& args, const Op& op,
+                             const RowView<Op, kAligned>& view, int lane, int lanes,
+                             RowStatistics<Op>& found) {
+  constexpr int kSize = Pack<typename Op::Storage>::kSize;
+#pragma unroll 1
+  for (int p = lane; p < view.packs; p += lanes) {
+    InputPacks<Op> pack[1];
+    LoadPacks<Inputs::kOnPacks>(pack, args, view, p, lanes);
+    MaskAndHidePacks(pack, args, view, p, lanes);
+    float value[kSize][1], term[kSize];
+    WidenAndScale(op, pack[0], value);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], found.max);
+    op.AddWeighted(value, found.max, term, found.sum);
+  }
+}
+
+// Stores a lane's part of the gradient.
+template <typename Op, bool kAligned, int kPacks>
+__device__ void StoreGradient(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+                              const InputPacks<Op> (&pack)[kPacks], int packs,
+                              const PackedTerms<typename Op::Storage>& terms,
+                              const typename Op::LedRow& row, int lane, int lanes) {
+  const float factor = row.factor * terms.Correction();
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (IsPast<kPacks>(p, packs, lane, lanes)) break;
+    float result[Pack<typename Op::Storage>::kSize];
+    terms.Compute(pack[p].input[0], result);
+#pragma unroll
+    for (float& one : result) one *= factor;
+    if (view.Has(p * lanes + lane)) StoreResults(args, view, p * lanes + lane, result);
+  }
+  // Overwrites the result that the same thread has stored there.
+  const int at_label = view.PackOf(row.label);
+  if (at_label < view.packs && at_label % lanes == lane) StoreAtLabel(args, view, row, 1);
+}
+
+template <typename Op, typename Group, int kPacks, bool kAligned>
+__device__ void RunHalfLoss(const RowArgs<Op>& args) {
+  using T = typename Op::Storage;
+  constexpr int kSize = Pack<T>::kSize;
+  __shared__ typename Group::Scratch scratch;
+  Group group(scratch);
+  const int lanes = Group::Lanes(), lane = Group::Lane();
+  const int packs = (static_cast<int>(args.cols) + (kAligned ? 1 : 2) * (kSize - 1)) / kSize;
+
+  // A row past the end has an empty window.
+  const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
+  for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
+    const int64_t index = group_row + offset;
+    const RowView<Op, kAligned> view(args, index);
+    InputPacks<Op> pack[kPacks];
+
+    // Load: the loads of all packs are issued before the first use.
+    const int label = args.LabelOf(index);
+    const Op op = args.OpOf(index);
+    LoadRow(args, view, lane, lanes, pack);
+
+    // Reduce.
+    auto found = RowStatistics<Op>::Empty();
+    const float largest = Op::Reference(AllReduce<MaxReduction<float>>(group, LargestOf<T>(pack)));
+    found.max = Op::Reference(RoundedProduct(largest, op.scale.factor));
+    PackedTerms<T> terms(largest, op.scale.factor);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (IsPast<kPacks>(p, packs, lane, lanes)) break;
+      terms.Add(pack[p].input[0], found.sum[0]);
+    }
+    found.sum[0] *= terms.Correction();
+    found.sum[1] = terms.Count();
+    if (op.all_sums) AddOtherSums(args, op, view, lane, lanes, found);
+    const GivenRow<Op> given =
+        args.GivenOf(op, index, label, args.in[0] + view.first * kSize + view.head);
+    // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must
+    // have read them.
+    __syncwarp();
+    AllReduceSums(op, group, found);
+
+    // Store.
+    if constexpr (!Op::kStoresElements) {
+      if (lane == 0) args.StoreScalars(index, RowOf<Op>(found, given).scalars);
+    } else {
+      const typename Op::LedRow row(found, given);
+      if (lane == 0) args.StoreScalars(index, row.scalars);
+      if (!row.is_left_out && row.constant == 0) {
+        StoreGradient(args, view, pack, packs, terms, row, lane, lanes);
+      } else {  // rare, so it loads the packs again, as AddOtherSums does
+        FinishRow<1, Inputs::kOnPacks>(
+            args, op, view, [&] { return RowOf<Op>(found, given); }, lane, view.packs, lanes);
+      }
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_
