@@ -125,6 +125,7 @@ template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
   using Group = LaneGroup<kLanes, kRows>;
   if constexpr (kPacksTerms<Op>) {
+    static_assert(kRows == 1, "a lane has packs of one row");
     RunHalfLoss<Op, Group, kPacks, kAligned>(args);
   } else {
     RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
