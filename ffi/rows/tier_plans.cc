@@ -28,7 +28,8 @@ int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned)
 }
 
 void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
-  const WarpShape shape = WarpShapeOf(plan.warp_shape, TraitsOf(problem.operation), problem.dtype);
+  const WarpShape shape =
+      WarpShapeOf(plan.warp_shape, TraitsOf(problem.operation), problem.dtype, plan.aligned);
   plan.lanes = shape.lanes;
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;

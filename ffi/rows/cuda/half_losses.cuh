@@ -34,20 +34,17 @@ __device__ bool IsPast(int p, int packs, int lane, int lanes) {
   return p >= kLeast && p * lanes + lane / kWarpSize * kWarpSize >= packs;
 }
 
-// Adds the other sums of a row, which are rarely wanted. It loads the packs again: most are in the
-// L1 cache, and a loop keeps the kernel small.
-template <typename Op, bool kAligned>
-__device__ void AddOtherSums(const RowArgs<Op>& args, const Op& op,
-                             const RowView<Op, kAligned>& view, int lane, int lanes,
+// Adds the other sums of a row, which smoothing and entropies need.
+template <typename Op, bool kAligned, int kPacks>
+__device__ void AddOtherSums(const Op& op, const RowView<Op, kAligned>& view,
+                             const InputPacks<Op> (&pack)[kPacks], int lane, int lanes,
                              RowStatistics<Op>& found) {
   constexpr int kSize = Pack<typename Op::Storage>::kSize;
-#pragma unroll 1
-  for (int p = lane; p < view.packs; p += lanes) {
-    InputPacks<Op> pack[1];
-    LoadPacks<Inputs::kOnPacks>(pack, args, view, p, lanes);
-    MaskAndHidePacks(pack, args, view, p, lanes);
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    if (!view.Has(p * lanes + lane)) continue;
     float value[kSize][1], term[kSize];
-    WidenAndScale(op, pack[0], value);
+    WidenAndScale(op, pack[p], value);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], found.max);
     op.AddWeighted(value, found.max, term, found.sum);
@@ -108,7 +105,7 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
     }
     found.sum[0] *= terms.Correction();
     found.sum[1] = terms.Count();
-    if (op.all_sums) AddOtherSums(args, op, view, lane, lanes, found);
+    if (op.all_sums) AddOtherSums(op, view, pack, lane, lanes, found);
     const GivenRow<Op> given =
         args.GivenOf(op, index, label, args.in[0] + view.first * kSize + view.head);
     // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must
@@ -124,9 +121,16 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
       if (lane == 0) args.StoreScalars(index, row.scalars);
       if (!row.is_left_out && row.constant == 0) {
         StoreGradient(args, view, pack, packs, terms, row, lane, lanes);
-      } else {  // rare, so it loads the packs again, as AddOtherSums does
-        FinishRow<1, Inputs::kOnPacks>(
-            args, op, view, [&] { return RowOf<Op>(found, given); }, lane, view.packs, lanes);
+      } else {
+        const typename Op::Row whole = RowOf<Op>(found, given);
+#pragma unroll
+        for (int p = 0; p < kPacks; ++p) {
+          const int at = p * lanes + lane;
+          if (!view.Has(at)) continue;
+          float result[kSize];
+          FinishPacks(op, view, pack[p], whole, at, result);
+          StoreResults(args, view, at, result);
+        }
       }
     }
   }

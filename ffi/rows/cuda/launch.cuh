@@ -30,12 +30,10 @@ using RowKernel = void (*)(RowArgs<Op>);
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;
-  constexpr WarpShape shape = WarpShapeOf(kShape, TraitsOf(Op::kOperation), kDType);
-  constexpr bool kIsTaken =
-      IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned) ||
-      (!Op::kMayAlign && IsWarpShapeTaken(kShape, Op::kOperation, kDType, true));
-  if constexpr (kIsTaken) {
-    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
+  constexpr WarpShape shape = WarpShapeOf(kShape, TraitsOf(Op::kOperation), kDType, kAligned);
+  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned)) {
+    return &WarpTierKernel < Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access,
+           kAligned && Op::kMayAlign > ;
   } else {
     return nullptr;  // plans never choose it
   }
@@ -77,7 +75,7 @@ RowKernel<Op> FindKernel(const RowPlan& plan) {
                                       std::make_integer_sequence<int, kPairs>());
         }
       }
-      return plan.aligned ? FindWarpKernel<Op, Op::kMayAlign>(plan.warp_shape, kShapes)
+      return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
                           : FindWarpKernel<Op, false>(plan.warp_shape, kShapes);
     }
     case Tier::kBlock:

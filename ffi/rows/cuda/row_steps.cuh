@@ -310,8 +310,7 @@ __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned
 // Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
 // `end`. kCount loads are in flight at once. make_row returns the row constants; it is called after
 // the first loads are issued.
-template <int kCount, Inputs kInputs = Inputs::kAnywhere, typename Op, bool kAligned,
-          typename MakeRow>
+template <int kCount, typename Op, bool kAligned, typename MakeRow>
 __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<Op, kAligned>& view,
                           MakeRow make_row, int first, int end, int stride) {
   typename Op::Row row = RowOf<Op>({}, {});
@@ -319,7 +318,7 @@ __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<O
 #pragma unroll 1
   for (; first < end; first += kCount * stride) {
     InputPacks<Op> pack[kCount];
-    TakePacks<kInputs>(pack, args, view, first, stride);
+    TakePacks(pack, args, view, first, stride);
     if (!has_row) row = make_row();
     has_row = true;
 #pragma unroll
