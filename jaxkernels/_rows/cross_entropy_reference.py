@@ -37,9 +37,13 @@ def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return largest, difference, jnp.exp(difference)
 
 
+@jax.custom_jvp
 def bounded_below(difference: jax.Array) -> jax.Array:
-    """Clips a difference of finite numbers that overflowed to -inf."""
+    """Clips a difference of finite numbers that overflowed to -inf; its derivative is that of the difference."""
     return jnp.maximum(difference, jnp.finfo(difference.dtype).min)
+
+
+bounded_below.defjvp(lambda primals, tangents: (bounded_below(*primals), *tangents))
 
 
 def without_spoiled_rows(x: jax.Array) -> jax.Array:

@@ -116,6 +116,17 @@ def test_smoothing_goes_over_visible_classes(reduction, hide, implementation):
     np.testing.assert_allclose(dx, np.pad(right, ((0, 0), (0, 3))), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("largest", [0.5, 1e38])
+def test_smoothing_moves_classes_of_the_smallest_number(largest, implementation):
+    """Their gradient is -e / V, also where their distance from the largest logit is the smallest number or overflows."""
+    least = float(jnp.finfo(jnp.float32).min)
+    given = {"label_smoothing": 0.1, "implementation": implementation}
+    x = jnp.array([largest, least, least, largest])
+    dx = jax.grad(lambda x: jk.cross_entropy(x, 0, **given))(x)
+    np.testing.assert_allclose(dx, [-0.425, -0.025, -0.025, 0.475], rtol=1e-5)
+
+
 SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
