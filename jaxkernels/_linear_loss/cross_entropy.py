@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 @eager.jit_when_eager(
-    *("x", "w", "labels", "bias", "where", "weights"),
+    *("x", "w", "labels", "bias", "where"),
     numbers=loss_arguments.NUMBERS,
     check=lambda x, w, labels, **options: arguments.are_fit(
         "linear_cross_entropy", "labels", x, w, labels, **options

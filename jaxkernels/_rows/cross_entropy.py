@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 @eager.jit_when_eager(
-    *("logits", "labels", "where", "weights"),
+    *("logits", "labels", "where"),
     numbers=loss_arguments.NUMBERS,
     check=lambda logits, labels, axis=-1, **options: loss_arguments.are_fit(
         "cross_entropy", "labels", labels, loss_arguments.size_of(logits, axis), **options

@@ -202,8 +202,8 @@ def _divergence_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 @eager.jit_when_eager(
-    *(*_NAMES, "where", "weights"),
-    numbers=("temperature",),
+    *(*_NAMES, "where"),
+    numbers=loss_arguments.NUMBERS,
     check=lambda logits, target_logits, **options: loss_arguments.are_fit(
         "softmax_kl_divergence", "target_logits", 0.0, None, **options
     ),

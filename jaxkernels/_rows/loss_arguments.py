@@ -19,7 +19,7 @@ from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 
 # Options that accept a number; some accept an array too.
-NUMBERS = ("label_smoothing", "z_loss", "logit_soft_cap", "temperature")
+NUMBERS = ("weights", "label_smoothing", "z_loss", "logit_soft_cap", "temperature")
 # Logits, or only their shape and dtype if they are never stored.
 Logits: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 

@@ -43,10 +43,12 @@ ROWS = {
     "cross_entropy-number": lambda: jk.cross_entropy(X, 2, weights=2.0, reduction="sum"),
     "cross_entropy-wide": lambda: jk.cross_entropy(np.asarray(X), IDS_64),
     "cross_entropy-numbers": lambda: jk.cross_entropy(
-        X, LABEL, label_smoothing=0.1, z_loss=np.float32(0.1), temperature=2, logit_soft_cap=9.0
+        *(X, LABEL),
+        **{"weights": 2.0, "label_smoothing": 0.1, "z_loss": np.float32(0.1)},
+        **{"temperature": 2, "logit_soft_cap": 9.0},
     ),
     "token_log_probs-numbers": lambda: jk.token_log_probs(X, LABEL, temperature=0.7),
-    "kl-number": lambda: jk.softmax_kl_divergence(
+    "kl-numbers": lambda: jk.softmax_kl_divergence(
         X, Y, temperature=2, weights=2.0, reduction="sum"
     ),
     "linear_token_log_probs-numbers": lambda: jk.linear_token_log_probs(
