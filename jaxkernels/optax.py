@@ -27,6 +27,7 @@ from jax.typing import ArrayLike
 from jaxkernels._core import eager as _eager
 from jaxkernels._core import validate as _validate
 from jaxkernels._rows import cross_entropy as _cross_entropy
+from jaxkernels._rows import cross_entropy_kernels as _cross_entropy_kernels
 from jaxkernels._rows import last_axis as _last_axis
 from jaxkernels._rows import loss_arguments as _loss_arguments
 
@@ -90,7 +91,9 @@ def softmax_cross_entropy_with_integer_labels(
     ids = jnp.where((ids >= 0) & (ids < classes), ids, classes)
     if mask is None:
         # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
-        return jax.jit(_cross_entropy.cross_entropy)(rows, ids).astype(x.dtype)
+        calls = _cross_entropy_kernels.Calls("auto", None, all_sums=False)
+        measures, _ = calls.measures(rows, jnp.expand_dims(ids, -1).astype(jnp.int32), None)
+        return measures[..., 0].astype(x.dtype)
     # The label's logit counts even if it is masked. A fully masked row has the loss 0.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
     _, lse, *_ = _cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
