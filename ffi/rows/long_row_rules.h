@@ -76,9 +76,8 @@ inline constexpr int kLeastGatheringThreads = 32;  // for gathered inputs
 // H200 bf16 gradient of a loss: whole 14.6, parts 3.4
 // H200 f32 gradient of a loss: whole 25.2, parts 3.3
 inline constexpr ByArch<int> kStreamPartPacks = {.hopper = 1024};
-// Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics,
-// which only rows that are sharded over devices have, take a warp at least, to have fewer kernels.
-// Statistics of log-softmax:
+// Maximum packs per row for kStreamLanes lanes, and for a warp, instead of a block. Statistics of
+// log-softmax:
 // H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
 // H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
 // H200 bf16 32768 cols (4096 packs): a block 0.94

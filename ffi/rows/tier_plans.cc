@@ -264,10 +264,9 @@ void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& 
   plan.part = problem.part;
   plan.warp_shape = -1;
   plan.block_threads = kStreamThreads;
-  const bool is_short = packs <= kMostPacksOfStreamingLanes[arch];
-  plan.lanes = is_short && problem.part != Part::kStatistics ? kStreamLanes
-               : packs <= kMostPacksOfStreamingWarp[arch]    ? 32
-                                                             : kStreamThreads;
+  plan.lanes = packs <= kMostPacksOfStreamingLanes[arch]  ? kStreamLanes
+               : packs <= kMostPacksOfStreamingWarp[arch] ? 32
+                                                          : kStreamThreads;
   plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
   plan.branches = 1;
   if (problem.part != Part::kStatistics && plan.lanes == kStreamThreads) {

@@ -1,7 +1,7 @@
 """The derivatives of row kernels, of every order and mode.
 
-Reverse mode saves one array, the result y of a forward kernel or its operand x. The JVP is another
-kernel, linear in the tangents, whose transpose is a kernel too.
+Reverse mode saves one array, the result y of a forward kernel or its operand x. The JVP is linear in
+the tangents; where it has no kernel of its own, plain JAX computes it. Its transpose is a kernel.
 
 Owns: the rules that make kernels each other's derivatives. Must not know: which operations exist.
 """

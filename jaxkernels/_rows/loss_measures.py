@@ -134,8 +134,8 @@ def _z_term(z: jax.Array, lse: jax.Array) -> jax.Array:
 def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (z, lse), (dz, dlse) = primals, tangents
     slope = 2 * (z * lse)
-    # If it is infinite, other parts of the gradient are NaN, or the cotangent is 0.
-    return _z_term(z, lse), jnp.where(jnp.isfinite(slope), slope, 0) * dlse + dz * lse * lse
+    # With an infinite lse, other parts of the gradient are NaN, or the cotangent is 0.
+    return _z_term(z, lse), jnp.where(jnp.isfinite(lse), slope, 0) * dlse + dz * lse * lse
 
 
 def loss_of(

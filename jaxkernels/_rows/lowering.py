@@ -128,7 +128,7 @@ def lower_reference(
         )
     if "cuda" in without:
         registry.warn_missing_cuda()
-    reference = functools.partial(kernel.reference, **attributes)
+    reference = functools.partial(_plain, kernel, attributes)
     return mlir.lower_fun(reference, kernel.primitive.multiple_results)(ctx, *operands)
 
 

@@ -97,6 +97,30 @@ def test_masked_classes_behind_a_temperature():
     assert np.isfinite(dx).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_large_logits_behind_a_temperature(dtype):
+    """Rows that hold one number, as masks write it, and rows whose exponents of 2 are near 2^20."""
+    mask = -2.3819763e38 if dtype != "float16" else -6e4
+    x = np.full((5, 100), mask)
+    x[1, 3] = 0
+    rng = np.random.default_rng(5)
+    x[2:] = rng.standard_normal((3, 100)) + np.array([[30.0], [-30.0], [900.0]])
+    x = jnp.asarray(x, dtype)
+    label, temperature = jnp.full(5, 3), jnp.array([0.72, 0.72, 4e-5, 4e-5, 1.2e-3])
+    loss = lambda x: jk.cross_entropy(x, label, temperature=temperature)  # noqa: E731
+    value, pull = jax.vjp(loss, x)
+    wide = np.asarray(x, np.float64) / np.asarray(temperature, np.float64)[:, None]
+    d = wide - wide.max(-1, keepdims=True)
+    log_p = d - np.log(np.exp(d).sum(-1, keepdims=True))
+    slack = 2.0**-22 * np.abs(wide).max(-1, keepdims=True) * (np.arange(5) > 1)[:, None]
+    assert_within(value, -log_p[:, 3], slack[:, 0] + 1e-5, "loss")
+    p, label = np.exp(log_p), np.eye(100)[3]
+    scale = 1 / np.asarray(temperature, np.float64)[:, None]
+    relative = 2 * float(jnp.finfo(dtype).eps) + np.expm1(2 * slack)
+    dx = np.asarray(pull(jnp.ones(5))[0], np.float64)
+    assert_within(dx, (p - label) * scale, relative * (p + label) * scale + 1e-30, "dx")
+
+
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("hide", ["where", "-inf"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])

@@ -208,6 +208,15 @@ def test_16_bit_log_softmax_takes_y_too(function):
     np.testing.assert_allclose(of_y, of_x, rtol=0, atol=0.05 * np.abs(of_x).max())
 
 
+@pytest.mark.parametrize("function", [jk.log_softmax, jk.logsumexp, jk.rms_norm])
+def test_tangents_of_float64_are_lowered_without_x64(function):
+    """As kernels are; plain JAX must not become float32 there."""
+    with jax.enable_x64(True):
+        x = jax.ShapeDtypeStruct((4, 50), "float64")
+        traced = jax.jit(lambda x, dx: jax.jvp(function, (x,), (dx,))[1]).trace(x, x)
+    assert "f64" in traced.lower().as_text()
+
+
 @tiers
 @dtypes
 def test_repeats_bit_for_bit(dtype, tier):

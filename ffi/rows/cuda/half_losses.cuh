@@ -96,8 +96,9 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
     // Reduce.
     auto found = RowStatistics<Op>::Empty();
     const float largest = Op::Reference(AllReduce<MaxReduction<float>>(group, LargestOf<T>(pack)));
-    found.max = Op::Reference(RoundedProduct(largest, op.scale.factor));
-    PackedTerms<T> terms(largest, op.scale.factor);
+    const float scaled = RoundedProduct(largest, op.scale.factor);
+    found.max = Op::Reference(scaled);
+    PackedTerms<T> terms(scaled == -kInfinity<float> ? 0 : largest, op.scale.factor);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (IsPast<kPacks>(p, packs, lane, lanes)) break;

@@ -31,9 +31,10 @@ template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;
   constexpr WarpShape shape = WarpShapeOf(kShape, TraitsOf(Op::kOperation), kDType, kAligned);
+  constexpr bool kIsAligned = kAligned && Op::kMayAlign;
   if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned)) {
-    return &WarpTierKernel < Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access,
-           kAligned && Op::kMayAlign > ;
+    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access,
+                           kIsAligned>;
   } else {
     return nullptr;  // plans never choose it
   }
@@ -103,10 +104,16 @@ const void* FindPart(const RowPlan& plan) {
     }
   }
   if constexpr (HasPart(kTraits, Part::kStatistics)) {
-    return plan.lanes == kWarpSize
-               ? reinterpret_cast<const void*>(
-                     &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>)
-               : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
+    switch (plan.lanes) {
+      case kStreamLanes:
+        return reinterpret_cast<const void*>(
+            &RowStatisticsKernel<Op, LaneGroup<kStreamLanes, 1>, kAligned>);
+      case kWarpSize:
+        return reinterpret_cast<const void*>(
+            &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
+      default:
+        return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
+    }
   }
   return nullptr;
 }

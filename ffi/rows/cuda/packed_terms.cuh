@@ -47,15 +47,15 @@ class PackedTerms {
  public:
   static constexpr int kSize = Pack<T>::kSize;
 
-  // `largest` is the maximum of the elements, or 0 if all are -inf.
+  // `largest` is the maximum of the elements, or 0 if all are -inf once scaled.
   __device__ PackedTerms(float largest, float factor)
       : slope_(factor * kLog2E), shift_(largest * slope_), largest_(static_cast<T>(largest)) {
     constexpr float kLn2 = 0.6931471805599453f;
     float error = fmaf(largest, slope_, -shift_) * -kLn2;
     if (!(fabsf(shift_) < kMostShift)) {
-      // Every term but the maxima's is 0, with any slope of this size. This one makes the shift
-      // exact. If it is infinite or NaN, so is the sum.
-      slope_ = __uint_as_float(__float_as_uint(slope_) & 0x7f800000u);
+      // Every term but the maxima's is 0, with any slope of this size. A power of two makes the
+      // shift exact. It is below the factor, so that the shift is finite if factor * largest is.
+      slope_ = 0.5f * __uint_as_float(__float_as_uint(slope_) & 0x7f800000u);
       shift_ = largest * slope_;
       error = shift_ * 0.0f;
     }
@@ -105,7 +105,7 @@ class PackedTerms {
 
  private:
   // The largest shift whose error matters. With a larger one, neighbouring elements have exponents
-  // of 2 that are 256 apart.
+  // of 2 that are 128 apart, also with half of the slope.
   static constexpr float kMostShift = 0x1p20f;
 
   float slope_, shift_, correction_;

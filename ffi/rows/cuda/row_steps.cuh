@@ -100,7 +100,7 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][kValues<Op>]) {
 }
 
 // Computes the terms, as Op::FinishTerm takes them, and adds them to the sums, with the same bits
-// in every kernel. has_max: whether an element may equal `max`.
+// in every kernel but half_losses.cuh. has_max: whether an element may equal `max`.
 template <typename Op, typename C, int kSize>
 __device__ void AddTerms(const Op& op, const C (&value)[kSize][kValues<Op>], C max, bool has_max,
                          C (&term)[kSize], C (&sum)[Op::kSums]) {

@@ -114,7 +114,8 @@ class Rows(Family):
         is_of_rows = is_sum and not is_jvp
         t = operands["t_x" if is_jvp else "t"]
         t = t.reshape(-1, 1) if is_of_rows else rows_of(t, 0)
-        if not (is_sum or is_norm or OPERATIONS[kernel].reads_x_for_y(x.dtype)):
+        gradient: Any = f"{operation}_grad"
+        if not (is_sum or is_norm or OPERATIONS[gradient].reads_x_for_y(x.dtype)):
             # A checkpointed program may compute y again, from a slice with another alignment.
             is_again = problem.derivative == "remat"
             given = [y if is_again else layout.to_rows(results["y"], members)]

@@ -69,6 +69,9 @@ class Rows:
             1.01 * total(finite(self.p * weight) * self._slack)
             for weight in (1, np.abs(self._excess.value))
         )
+        # At equal logits only the second order is left of the entropy's error.
+        second = self.p * (1 + np.abs(self._excess.value)) * self._slack
+        self._of_entropy += total(finite(second) * self._slack)
 
     @np.errstate(all="ignore")
     def measures(self) -> Bounded:
