@@ -146,7 +146,9 @@ def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStr
     else:  # a forced tier, or the default; it raises instead of falling back to XLA
         tier = None if name == "auto" else name
         ours: Function = getattr(jk, operation)
-        function = partial(ours, axis=-1, tier=tier, implementation="ffi")
+        # By default XLA serves the longest rows, whose tier would be block_uncached.
+        may_be_xlas = tier is None and case.get("tier") == "block_uncached"
+        function = partial(ours, axis=-1, tier=tier, implementation=None if may_be_xlas else "ffi")
     if operation == "rms_norm":
         function = partial(function, scale=np.linspace(0.5, 1.5, case["cols"], dtype=np.float32))
     if direction == "fwd":
