@@ -56,7 +56,8 @@ def test_derivatives_keep_one_array(function, dtype):
         (lambda x: jax.vjp(function, x), (x,), (1, 0, 2)),
         (lambda pull, t: pull(t)[0], (pull, x), (2, 0, 1)),
         (lambda x, t: jax.vjp(function, x)[1](t)[0], (x, x), (2, 1, 1)),
-        (lambda x, t: jax.jvp(function, (x,), (t,)), (x, x), (2, 0, 2)),
+        # XLA may keep the float32 terms of the tangent that it computes.
+        (lambda x, t: jax.jvp(function, (x,), (t,)), (x, x), (2, 2 * keeps_x, 2)),
     ):
         found = stats(program, *operands)
         sizes = found.argument_size_in_bytes, found.temp_size_in_bytes, found.output_size_in_bytes
