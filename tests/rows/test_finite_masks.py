@@ -140,6 +140,14 @@ def test_smoothing_goes_over_visible_classes(reduction, hide, implementation):
     np.testing.assert_allclose(dx, np.pad(right, ((0, 0), (0, 3))), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+def test_a_z_loss_keeps_its_derivative_where_its_slope_overflows(reduction):
+    """-3e38 for both classes in mathematics; it may overflow, but not vanish."""
+    x = jnp.full((1, 2), -3e38)
+    loss = lambda x: jnp.sum(jk.cross_entropy(x, LABEL[:1] * 0, z_loss=1.0, reduction=reduction))  # noqa: E731
+    assert (jax.grad(loss)(x) < -1e38).all()
+
+
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("largest", [0.5, 1e38])
 def test_smoothing_moves_classes_of_the_smallest_number(largest, implementation):
