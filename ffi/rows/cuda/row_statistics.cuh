@@ -44,7 +44,7 @@ struct RowStatistics : Op::Found {
   __device__ void Add(const Op& op, const InputPacks<Op> (&pack)[kCount]) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if constexpr (Op::kUsesMax) RaiseMax(MaxOfPacks(op, pack[u]));
+      if constexpr (Op::kUsesMax) RaiseMax(ScaledMax(op, MaxOfPacks(op, pack[u])));
       C term[Pack<T>::kSize];
       AddPacks(op, pack[u], Reference(max), term, sum);
     }

@@ -217,18 +217,40 @@ __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename
   for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], C(0), row);
 }
 
-// The steps on packs. A single input is compared in its storage type, since Op::Value does not
-// decrease with it.
+// The maximum of a pack, before ScaledMax. A single input is compared in its storage type, since
+// its scaled value does not decrease with it.
 template <typename Op>
 __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   if constexpr (Op::kInputs == 1) {
-    typename Op::C largest[1][1] = {{MaxOfPack(pack.input[0])}};
-    if constexpr (Op::kTakesScales) Scale(op, largest);
-    return op.Value(largest[0]);
+    return MaxOfPack(pack.input[0]);
   } else {
     typename Op::C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
     Widen(op, pack, value);
     return MaxOf(op, value);
+  }
+}
+
+// The maximum of some packs, given the largest of their MaxOfPacks. Once for all packs of a thread:
+// a soft cap takes longer than the comparisons of a pack.
+template <typename Op, typename C>
+__device__ C ScaledMax(const Op& op, C largest) {
+  if constexpr (Op::kTakesScales) {
+    C value[1][1] = {{largest}};
+    Scale(op, value);
+    return value[0][0];
+  } else {
+    return largest;
+  }
+}
+
+// Whether an element of a pack equals `max`, given its scaled elements.
+template <typename Op, typename C, int kSize>
+__device__ bool HasMax(const Op& op, const InputPacks<Op>& pack,
+                       const C (&value)[kSize][kValues<Op>], C max) {
+  if constexpr (Op::kCaps) {
+    return MaxOf(op, value) == max;
+  } else {
+    return ScaledMax(op, MaxOfPacks(op, pack)) == max;
   }
 }
 
@@ -243,7 +265,7 @@ __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
   C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
   WidenAndScale(op, pack, value);
   bool has_max = counts_max;
-  if constexpr (Op::kSums > 2) has_max = counts_max && MaxOfPacks(op, pack) == max;
+  if constexpr (Op::kSums > 2) has_max = counts_max && HasMax(op, pack, value, max);
   AddTerms(op, value, max, has_max, term, sum);
 }
 

@@ -54,7 +54,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
       found.max = Max(found.max, MaxOfPacks(op, pack[i]));
       ForgetPacks<Op>(pack[i]);
     });
-    found.max = AllReduce<MaxReduction<C>>(block, found.max);
+    found.max = AllReduce<MaxReduction<C>>(block, ScaledMax(op, found.max));
   }
   const C reference = found.Reference(found.max);
   C term[kPacks][Pack<T>::kSize];

@@ -53,7 +53,7 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
       of_turn.max = Max(of_turn.max, MaxOfPacks(op, one));
       ForgetPacks<Op>(one);
     }
-    of_turn.max = AllReduce<MaxReduction<C>>(warp, of_turn.max);
+    of_turn.max = AllReduce<MaxReduction<C>>(warp, ScaledMax(op, of_turn.max));
     const C reference = of_turn.Reference(of_turn.max);
     const auto add_packs = [&](const Op& with, C(&sum)[Op::kSums], bool counts_max) {
 #pragma unroll

@@ -67,7 +67,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
       for (int p = 0; p < kPacks; ++p) {
         if (is_past(view[r], p)) continue;
         if constexpr (Op::kUsesMax) {
-          found[r].max = Max(found[r].max, MaxOfPacks(args.OpWith(scale[r]), pack[r][p]));
+          found[r].max = Max(found[r].max, MaxOfPacks(args.op, pack[r][p]));
         }
         ForgetPacks<Op>(pack[r][p]);
       }
@@ -75,7 +75,8 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (Op::kUsesMax) {
-        found[r].max = Op::Reference(AllReduce<MaxReduction<C>>(group, found[r].max));
+        const C own_max = ScaledMax(args.OpWith(scale[r]), found[r].max);
+        found[r].max = Op::Reference(AllReduce<MaxReduction<C>>(group, own_max));
       }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {

@@ -163,8 +163,8 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
         read(p, pack);
         found.max = Max(found.max, MaxOfPacks(op, pack));
       }
-      const C own_max = found.max;
-      found.max = AllReduce<MaxReduction<C>>(block, found.max);
+      const C own_max = ScaledMax(op, found.max);
+      found.max = AllReduce<MaxReduction<C>>(block, own_max);
       if constexpr (Op::kTakesLabel) has_max = own_max == found.Reference(found.max);
     }
     const C reference = found.Reference(found.max);
