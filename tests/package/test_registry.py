@@ -284,6 +284,20 @@ def test_programs_run_on_a_gpu_without_code(gpu, monkeypatch):
         forget()
 
 
+def test_a_process_forked_after_the_import_uses_the_gpu(gpu):
+    """The import asks NVML for the GPUs, which must not initialise CUDA: CUDA does not survive a fork."""
+    program = """
+        import os, sys
+        import jaxkernels as jk
+        if child := os.fork():
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        x = jax.numpy.zeros((2, 5))
+        print(next(iter(x.devices())).platform, jk.softmax(x, implementation="ffi")[0, 0])
+    """
+    stdout, _ = run_python("-c", "import jax\n" + textwrap.dedent(program))
+    assert stdout.split() == ["gpu", "0.2"]
+
+
 def test_module_imports_without_a_gpu_or_driver():
     """The CUDA module, where it was built, is of use for exporting on a machine that has neither."""
     if not registry.has_cuda_module():
