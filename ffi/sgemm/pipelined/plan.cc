@@ -163,8 +163,15 @@ constexpr double kFfmaOfFloats = 1.15;
 // (4096, 4096, k): k = 1 to 32 35 to 43, 48 60.6, 64 60.6
 // (4095, 4093, k), which TMA cannot read: k = 8 98.9, 32 100.9
 // small products, modelled as 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
+//
+// Beyond kMaxDepthOfFewStages k, copies of later stages overlap with arithmetic as in any product
+// (kFfmaOfFloats). H200, us (2026-11): measured; modelled by 2.2; by 1.15 (launches add 3)
+// 23 x (424, 2, 641) TN 28.2, 66, 36
+// 13 x (78, 2, 15309) NT 55.9, 107, 57
+// 53 x (13, 3025, 82) 53.1, 108, 61
 constexpr double kThinLaunchCycles = 2500;
 constexpr double kThinOfFloats = 2.2;
+constexpr int64_t kMaxDepthOfFewStages = 64;
 constexpr double kMemoryBytesPerCycle = 2 * 2300;
 constexpr int64_t kDepthOfStage = 32;
 // Rows of C that do not start at 128-byte boundaries add time to the stores. With more k the
@@ -215,8 +222,9 @@ double CyclesOfPipelinedIfThin(const SgemmProblem& problem, const DeviceLimits& 
   summed.k = std::max(problem.k, kDepthOfStage);
   const bool stores_parts = problem.n % kFloatsStoredAtOnce != 0 && problem.k <= kDepthOfStage;
   const double storing = stores_parts ? 4 * results * batch_count / kBytesPerCycleWithin : 0;
+  const double slower = problem.k <= kMaxDepthOfFewStages ? kThinOfFloats : kFfmaOfFloats;
   return kThinLaunchCycles +
-         CyclesOf(summed, limits, choice, batch_count) * (of_floats ? kThinOfFloats : 1) +
+         CyclesOf(summed, limits, choice, batch_count) * (of_floats ? slower : 1) +
          4 * elements * batch_count / (kMemoryBytesPerCycle * limits.MemoryRate()) + storing;
 }
 
