@@ -160,12 +160,13 @@ inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across
 constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }
 
 inline constexpr int kThinThreads = 256;
-inline constexpr int kThinBlocksPerSm = 3;    // limited by registers
-inline constexpr int kThinMaxShortLines = 4;  // lines of the short side
+inline constexpr int kThinMaxShortLines = 8;  // lines of the short side
 
 // ThinShortLinesOf returns the short-side lines that a kernel is compiled for. Missing lines are
 // zero.
-constexpr int ThinShortLinesOf(int64_t lines) { return lines > 1 ? 4 : 1; }
+constexpr int ThinShortLinesOf(int64_t lines) { return lines > 4 ? 8 : lines > 1 ? 4 : 1; }
+// ThinBlocksPerSm: limited by registers. A third block with eight lines would spill.
+constexpr int ThinBlocksPerSm(int short_lines) { return short_lines == 8 ? 2 : 3; }
 
 // kKMajor: a warp sums kKMajorWarpLines lines at a time, with its lanes along k. A block iterates
 // several times.

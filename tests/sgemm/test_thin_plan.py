@@ -63,7 +63,7 @@ def test_the_value_tests_reach_all_kernels(kind):
     if kind == "lines":
         forms = ("along_k", "across_k")
         assert kernels == {
-            (form, size, pack) for form in forms for size in (1, 4) for pack in (1, 4)
+            (form, size, pack) for form in forms for size in (1, 4, 8) for pack in (1, 4)
         }
     else:
         assert not kernels
@@ -88,15 +88,17 @@ def test_forms():
     assert form(1, 4096, 65, trans_b=True) == ("along_k", False)
     assert form(4096, 4, 64) == form(4096, 4, 64, trans_a=True) == ("shallow", True)
     assert form(4096, 4, 65, trans_a=True) == ("across_k", True)
+    assert form(4096, 8, 129) == ("along_k", True)
+    assert form(5, 4096, 129) == ("across_k", False)
     assert form(4, 4096, 64) == form(4, 4096, 64, trans_b=True) == ("shallow", True)
     # C is one row: the product of the transposes.
     assert form(1, 4096, 16) == form(1, 4096, 64, trans_b=True) == ("shallow", False)
 
 
 def test_it_gives_way_where_it_cannot_serve():
-    for sizes in ((17, 17, 64), (16, 4096, 128), (4096, 4, 129)):
+    for sizes in ((17, 17, 64), (16, 4096, 128), (4096, 8, 129)):
         assert plan_of(*sizes).algorithm == "thin"
-    for sizes in ((17, 17, 65), (16, 4096, 129), (4096, 5, 129)):
+    for sizes in ((17, 17, 65), (16, 4096, 129), (4096, 9, 129)):
         assert plan_of(*sizes).algorithm == "pipelined"
     for empty in ((0, 64, 64), (64, 0, 100), (5, 5, 0)):
         plan = plan_of(*empty)

@@ -6,7 +6,7 @@ import jaxkernels as jk
 from jaxkernels import _cpu
 
 DEVICES = sorted(_cpu.named_devices())
-few = st.integers(1, 4)
+few = st.integers(1, 8)
 many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
 

@@ -107,7 +107,7 @@ __device__ void AddLanes(int lane, float (&sums)[kCount]) {
 }
 
 template <int kShortLines, int kPack>
-__global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
+__global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
     SumKMajor(const __grid_constant__ ThinArgs args) {
   constexpr int kRows = kKMajorWarpLines, kSums = kRows * kShortLines;
   constexpr bool kStages = kShortLines > 1;

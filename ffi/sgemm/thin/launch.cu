@@ -33,7 +33,10 @@ cudaError_t LaunchShortSide(const SgemmPlan& plan, const SgemmArgs& product, cud
   args.batch_count = product.batch.Count();
   const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
   const bool in_packs = (plan.long_is_a ? plan.pack_a : plan.pack_b) > 1;
-  const auto find = short_lines == 1 ? FindShortSide<1> : FindShortSide<4>;
+  const auto find = short_lines == 1   ? FindShortSide<1>
+                    : short_lines == 4 ? FindShortSide<4>
+                                       : FindShortSide<8>;
+  static_assert(ThinShortLinesOf(kThinMaxShortLines) == 8);
   return LaunchKernel(find(plan.thin, in_packs),
                       {.blocks = plan.grid_blocks,
                        .threads = plan.block_threads,

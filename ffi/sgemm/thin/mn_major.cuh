@@ -87,7 +87,7 @@ __device__ void AddGroups(int lanes, float* handed,
 }
 
 template <int kShortLines, int kPack>
-__global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
+__global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
     SumMNMajor(const __grid_constant__ ThinArgs args) {
   constexpr bool kStages = kShortLines > 1;
   constexpr int kTree = kShortLines * kMNMajorThreadLines * kThinThreads / 2,
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
   const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.long_lines);
   float sums[kShortLines][kMNMajorThreadLines] = {};
 
-  constexpr int kAtOnce = kStages ? 4 : 8;  // rows in flight per thread
+  constexpr int kAtOnce = kShortLines == 4 ? 4 : 8;  // rows in flight per thread
   const int64_t chunk = kStages ? kMNMajorChunk : args.k_per_block;
   for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
     const int64_t count = min(block.count_k - begin, chunk);

@@ -20,6 +20,10 @@ struct ThinCost {
   // 4 lines K-major 347, MN-major 254
   static constexpr double kBytesPerCycle = 2400;
   static constexpr double kBytesPerCycleKMajorOfFour = 1700, kBytesPerCycleMNMajorOfFour = 2200;
+  // Estimates for eight lines; and their waits in each wave of blocks, as long as those of four.
+  // 4 waves, 31 x (67, 2, 7489): 50.2 us, 24.1 without waits (H200, 2026-11)
+  static constexpr double kBytesPerCycleKMajorOfEight = 1300, kBytesPerCycleMNMajorOfEight = 1800;
+  static constexpr double kWaveCyclesOfEight = 7000;
   // Bytes a cycle that one SM can request; few blocks are therefore slower.
   static constexpr double kBytesPerCycleOfSm = 40;
   // kSmallK, fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
@@ -53,12 +57,15 @@ constexpr int64_t kDepthGranularity = 128;
 // kSmallK serves products of small k. The limit is higher if one side has few lines.
 constexpr int64_t kMaxDepthSmallK = 64, kMaxDepthOfFewLines = 128;
 constexpr int64_t kFewLines = 16;
-// HasShortSide: a side of very few lines has forms of its own, which gain nothing up to this k. us,
-// kSmallK and those forms (H200, 2026-11):
+// HasShortSide: a side of very few lines has forms of its own, which gain nothing up to this k.
+// More than four lines have them only where kSmallK cannot serve. us, kSmallK and those forms
+// (H200, 2026-11):
 // (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
 // 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
 bool HasShortSide(const SgemmProblem& problem) {
-  return std::min(problem.m, problem.n) <= kThinMaxShortLines && problem.k > kMaxDepthSmallK;
+  const int64_t lines = std::min(problem.m, problem.n);
+  return lines <= kThinMaxShortLines &&
+         problem.k > (lines <= 4 ? kMaxDepthSmallK : kMaxDepthOfFewLines);
 }
 
 double BytesOf(const SgemmProblem& problem) {
@@ -264,7 +271,7 @@ void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int 
   }
   plan.block_n = plan.thread_n = short_lines;
   plan.block_threads = kThinThreads;
-  plan.blocks_per_sm = std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, 0));
+  plan.blocks_per_sm = std::min(ThinBlocksPerSm(short_lines), limits.BlocksPerSm(kThinThreads, 0));
   // A single short-side line is read in packs with a K-major long side, so both need alignment.
   // Several lines are loaded float by float.
   const bool has_packs = plan.long_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
@@ -296,9 +303,18 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
   const int64_t blocks = groups * plan.cluster_blocks * plan.split_k * batch_count;
   const double busy = static_cast<double>(std::clamp<int64_t>(blocks, 1, limits.sm_count));
   const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
-  const double most = short_lines == 1                 ? ThinCost::kBytesPerCycle
-                      : plan.thin == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
-                                                       : ThinCost::kBytesPerCycleMNMajorOfFour;
+  const bool k_major = plan.thin == ThinForm::kKMajor;
+  const double of_four =
+      k_major ? ThinCost::kBytesPerCycleKMajorOfFour : ThinCost::kBytesPerCycleMNMajorOfFour;
+  const double of_eight =
+      k_major ? ThinCost::kBytesPerCycleKMajorOfEight : ThinCost::kBytesPerCycleMNMajorOfEight;
+  const double most = short_lines == 1   ? ThinCost::kBytesPerCycle
+                      : short_lines == 4 ? of_four
+                                         : of_eight;
+  if (short_lines == 8) {
+    const int64_t at_once = int64_t{limits.sm_count} * plan.blocks_per_sm;
+    cycles += ThinCost::kWaveCyclesOfEight * static_cast<double>(CeilDiv(blocks, at_once));
+  }
   if (plan.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
   if (plan.split_k > 1) {
     const double parts = 2.0 * plan.split_k * problem.m * problem.n * batch_count;
