@@ -20,10 +20,10 @@ struct ThinCost {
   // 4 lines K-major 347, MN-major 254
   static constexpr double kBytesPerCycle = 2400;
   static constexpr double kBytesPerCycleKMajorOfFour = 1700, kBytesPerCycleMNMajorOfFour = 2200;
-  // Estimates for eight lines; and their waits in each wave of blocks, as long as those of four.
+  // With eight lines 1366 to 2258 bytes were measured, with the waits of each wave of blocks.
+  // The waits are as long as those of four:
   // 4 waves, 31 x (67, 2, 7489): 50.2 us, 24.1 without waits (H200, 2026-11)
-  static constexpr double kBytesPerCycleKMajorOfEight = 1300, kBytesPerCycleMNMajorOfEight = 1800;
-  static constexpr double kWaveCyclesOfEight = 7000;
+  static constexpr double kBytesPerCycleOfEight = 1800, kWaveCyclesOfEight = 7000;
   // Bytes a cycle that one SM can request; few blocks are therefore slower.
   static constexpr double kBytesPerCycleOfSm = 40;
   // kSmallK, fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
@@ -56,16 +56,28 @@ constexpr int64_t kDepthGranularity = 128;
 
 // kSmallK serves products of small k. The limit is higher if one side has few lines.
 constexpr int64_t kMaxDepthSmallK = 64, kMaxDepthOfFewLines = 128;
-constexpr int64_t kFewLines = 16;
+constexpr int64_t kFewLines = 16, kFewestLines = 4;
+
+bool IsLongSideA(const SgemmProblem& problem) { return problem.m >= problem.n; }
+bool IsLongSideKMajor(const SgemmProblem& problem) {
+  return IsLongSideA(problem) ? !problem.trans_a : problem.trans_b;
+}
+
 // HasShortSide: a side of very few lines has forms of its own, which gain nothing up to this k.
-// More than four lines have them only where kSmallK cannot serve. us, kSmallK and those forms
-// (H200, 2026-11):
+// us, kSmallK and those forms (H200, 2026-11):
 // (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
 // 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
+// More than kFewestLines have them where kSmallK cannot serve and the long side is MN-major. us,
+// `pipelined` and this form; the last three are K-major, in a form that was compiled for them
+// (H200, 2026-11):
+// (8, 14336, 4096) 119 69, (65536, 8, 256) TN 46.0 27.5, (16383, 5, 16383) TN 484 277
+// (237, 5, 22765) TT, five times: 68.0 90.4
+// (16384, 8, 16384) 331 415, 57 x (5, 2071, 2273) NT 713 851, 6 x (7935, 5, 7778) 736 612
 bool HasShortSide(const SgemmProblem& problem) {
   const int64_t lines = std::min(problem.m, problem.n);
-  return lines <= kThinMaxShortLines &&
-         problem.k > (lines <= 4 ? kMaxDepthSmallK : kMaxDepthOfFewLines);
+  if (lines <= kFewestLines) return problem.k > kMaxDepthSmallK;
+  return lines <= kThinMaxShortLines && problem.k > kMaxDepthOfFewLines &&
+         !IsLongSideKMajor(problem);
 }
 
 double BytesOf(const SgemmProblem& problem) {
@@ -247,8 +259,8 @@ int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
 // PlanShortSide plans kKMajor and kMNMajor, whose blocks may share k.
 void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
                    SgemmPlan& plan) {
-  plan.long_is_a = problem.m >= problem.n;
-  const bool k_major = plan.long_is_a ? !problem.trans_a : problem.trans_b;
+  plan.long_is_a = IsLongSideA(problem);
+  const bool k_major = IsLongSideKMajor(problem);
   const int64_t long_lines = plan.long_is_a ? problem.m : problem.n;
   const int short_lines = ThinShortLinesOf(plan.long_is_a ? problem.n : problem.m);
   if (k_major) {
@@ -306,11 +318,9 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
   const bool k_major = plan.thin == ThinForm::kKMajor;
   const double of_four =
       k_major ? ThinCost::kBytesPerCycleKMajorOfFour : ThinCost::kBytesPerCycleMNMajorOfFour;
-  const double of_eight =
-      k_major ? ThinCost::kBytesPerCycleKMajorOfEight : ThinCost::kBytesPerCycleMNMajorOfEight;
   const double most = short_lines == 1   ? ThinCost::kBytesPerCycle
                       : short_lines == 4 ? of_four
-                                         : of_eight;
+                                         : ThinCost::kBytesPerCycleOfEight;
   if (short_lines == 8) {
     const int64_t at_once = int64_t{limits.sm_count} * plan.blocks_per_sm;
     cycles += ThinCost::kWaveCyclesOfEight * static_cast<double>(CeilDiv(blocks, at_once));
