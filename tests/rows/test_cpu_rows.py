@@ -109,12 +109,10 @@ MANY = 4 * (os.cpu_count() or 1)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", LONG_COLS[:-1])
 def test_values_of_long_rows(dtype, cols):
-    """Every operation, with kept terms and without, against the truth."""
-    kinds = ("normal", "wide", "minus_inf") if cols == 32773 else ("normal",)
-    pairs = [
-        (cases.logits(kind, 1, cols, dtype), cases.cotangents(1, cols, dtype)) for kind in kinds
-    ]
-    cases.check_all(pairs, dtype)
+    """Every kernel, with kept terms and without, against the truth."""
+    for kind in ("normal", "wide", "minus_inf") if cols == 32773 else ("normal",):
+        pair = cases.logits(kind, 1, cols, dtype), cases.cotangents(1, cols, dtype)
+        cases.check_all([pair], dtype, operations=oracle.OPERATIONS)
 
 
 def of_scores(x, t, labels):

@@ -60,8 +60,8 @@ def serves(tier, shape, dtype):
     return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
 
 
-@functools.partial(jax.jit, static_argnames="tier")
-def all_operations(xs, ts, scalars, tier=None):
+@functools.partial(jax.jit, static_argnames=("tier", "tangents"))
+def all_operations(xs, ts, scalars, tier=None, tangents=True):
     """Runs all operations on many arrays in one program, so that many shapes cost one compilation.
 
     Args:
@@ -70,6 +70,7 @@ def all_operations(xs, ts, scalars, tier=None):
       scalars: of each a number for each row. (As slices of the cotangents they would be kernels of XLA's own, and
         those cost more than all of ours.)
       tier: to force.
+      tangents: whether to compute these, too. They are plain JAX, whose compilation takes several times as long.
 
     Returns:
       For every x a dict from operation to result.
@@ -84,22 +85,22 @@ def all_operations(xs, ts, scalars, tier=None):
         log_softmax = functools.partial(jk.log_softmax, **asked)
         log_y, log_pull = jax.vjp(log_softmax, x)
         scale = jnp.asarray(scale_of(x))
-        results.append(
-            {
-                "softmax_fwd": y,
-                "softmax_grad": pull(t)[0],
-                "log_softmax_fwd": log_y,
-                "log_softmax_grad": log_pull(t)[0],
-                "log_softmax_jvp": jax.jvp(log_softmax, (x,), (t,))[1],
-                # Its primitives: what the function adds to them, programs of many arrays feel.
-                "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **plain),
-                "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **plain),
-                "logsumexp_jvp": logsumexp.logsumexp_jvp(x, t, **plain),
-                "rms_norm_fwd": rms_norm.rms_norm_fwd(x, scale, **of_norm),
-                "rms_norm_grad": rms_norm.rms_norm_grad(x, scale, t, **of_norm),
-                "rms_norm_jvp": rms_norm.rms_norm_jvp(x, scale, t, **of_norm),
-            }
-        )
+        found = {
+            "softmax_fwd": y,
+            "softmax_grad": pull(t)[0],
+            "log_softmax_fwd": log_y,
+            "log_softmax_grad": log_pull(t)[0],
+            # Its primitives: what the function adds to them, programs of many arrays feel.
+            "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **plain),
+            "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **plain),
+            "rms_norm_fwd": rms_norm.rms_norm_fwd(x, scale, **of_norm),
+            "rms_norm_grad": rms_norm.rms_norm_grad(x, scale, t, **of_norm),
+        }
+        if tangents:
+            found["log_softmax_jvp"] = jax.jvp(log_softmax, (x,), (t,))[1]
+            found["logsumexp_jvp"] = logsumexp.logsumexp_jvp(x, t, **plain)
+            found["rms_norm_jvp"] = rms_norm.rms_norm_jvp(x, scale, t, **of_norm)
+        results.append(found)
     return results
 
 
@@ -107,10 +108,15 @@ def check_all(pairs, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
     """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
     The gradients are held against the truth for their operand: the y that the forward pass gave, or x.
+    Tangents have no tiers, so that one pass, without a tier, has them.
     """
+    if tier is not None:
+        operations = [operation for operation in operations if operation not in TANGENTS]
+    tangents = not set(operations).isdisjoint(TANGENTS)
     with x64(dtype):
         xs, ts = [x for x, _ in pairs], [t for _, t in pairs]
-        results = all_operations(xs, ts, [row_scalars(t) for t in ts], tier=tier)
+        scalars = [row_scalars(t) for t in ts]
+        results = all_operations(xs, ts, scalars, tier=tier, tangents=tangents)
         results = jax.device_get(results)
     for (x, t), result in zip(pairs, results, strict=True):
         check_results(x, t, result, dtype, tier, operations)

@@ -15,6 +15,7 @@ import gemm_cases
 import jax
 import masked_cases
 import narrow_cases
+import oracle
 import row_parts_cases
 import rows_of_losses
 import slice_cases
@@ -128,7 +129,7 @@ def sweep_rows(dtype, tiers):
             for shape in shapes
             if cases.serves(tier, shape, dtype)
         ]
-        cases.check_all(pairs, dtype, tier)
+        cases.check_all(pairs, dtype, tier, oracle.OPERATIONS)
         # The gradient of a bias has a sum of XLA's own.
         count += masked_cases.check_all(attention_scores(dtype), dtype, tier, wrt=("scores",))
         count += len(pairs)
