@@ -56,11 +56,10 @@ CASES = {
 def every_level(count):
     """Which operands a vmap maps: every subset; and two vmaps, of one operand and of the others.
 
-    On a CPU subsets of one operand and of all do: every two operands differ there, and the outer one of two vmaps maps
-    all but one.
+    On a CPU the subset of all does: of two vmaps the inner one maps one operand, and the outer one all others.
     """
     for subset in itertools.product((False, True), repeat=count):
-        if any(subset) and (ON_GPU or sum(subset) in (1, count)):
+        if any(subset) and (ON_GPU or all(subset)):
             yield (subset,)
         if sum(subset) == 1 < count:
             yield tuple(not is_mapped for is_mapped in subset), subset
