@@ -140,7 +140,7 @@ JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Fin
       if (Op::kInputs == 2) FillOutside(inner, n, C(0), other);
       sees[r] = load(group + r, band, x + inner.begin, other + inner.begin, buffer.data());
       if (Op::kUsesMax && call.part == Part::kFinish) {
-        sees[r] = StatisticsOf<Op, C>(call, group + r)[1] != C(0);
+        sees[r] = StatisticsOf<C>(call, group + r)[1] != C(0);
       }
     }
     Result* const to = out + group * cols;

@@ -116,7 +116,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     GroupSums<Op> total = {}, lost = {};  // nearly exact, except for float64
     for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>;
     if (call.part == Part::kFinish) {
-      LoadStatistics<Op>(call, row, count, max, total);
+      LoadStatistics(call, row, count, max, total);
     } else if constexpr (Op::kUsesMax) {
       for (int64_t i = 0; i < size; i += kLanes) {
 #pragma omp simd
@@ -148,7 +148,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       }
     }
     if (call.part == Part::kStatistics) {
-      StoreStatistics<Op>(call, row, count, found_max, total, lost);
+      StoreStatistics(call, row, count, found_max, total, lost);
       continue;
     }
     if constexpr (Op::kTakesLabel) FindLabelled<T>(call, row, count, 0, cols, labelled);

@@ -74,27 +74,30 @@ JK_INLINE typename Op::Row RowAt(const GroupConstants<Op>& constants, int64_t r)
   return row;
 }
 
-// Statistics of rows in parts: the maximum and the sums.
-template <typename Op, typename C>
+// Statistics of rows in parts: the maximum and the sums. All operations share these functions.
+template <typename C>
 JK_INLINE C* StatisticsOf(const RowCall& call, int64_t row) {
-  return static_cast<C*>(call.statistics) + row * (1 + Op::kSums);
+  return static_cast<C*>(call.statistics) +
+         row * (1 + SumsOf(TraitsOf(call.operation), call.dtype));
 }
-template <typename Op, typename C>
-JK_INLINE void StoreStatistics(const RowCall& call, int64_t row, int64_t count, const C* max,
-                               const GroupSums<Op>& total, const GroupSums<Op>& lost) {
+template <typename C>
+__attribute__((noinline)) void StoreStatistics(const RowCall& call, int64_t row, int64_t count,
+                                               const C* max, const double (*total)[kLanes],
+                                               const double (*lost)[kLanes]) {
+  const OperationTraits& traits = TraitsOf(call.operation);
+  C* to = StatisticsOf<C>(call, row);
   for (int64_t r = 0; r < count; ++r) {
-    C* const to = StatisticsOf<Op, C>(call, row + r);
-    to[0] = Op::kUsesMax ? max[r] : C(0);
-    for (int s = 0; s < Op::kSums; ++s) to[1 + s] = Corrected(total[s][r], lost[s][r]);
+    *to++ = UsesMax(traits, call.dtype) ? max[r] : C(0);
+    for (int s = 0; s < SumsOf(traits, call.dtype); ++s) *to++ = Corrected(total[s][r], lost[s][r]);
   }
 }
-template <typename Op, typename C>
-JK_INLINE void LoadStatistics(const RowCall& call, int64_t row, int64_t count, C* max,
-                              GroupSums<Op>& total) {
+template <typename C>
+__attribute__((noinline)) void LoadStatistics(const RowCall& call, int64_t row, int64_t count,
+                                              C* max, double (*total)[kLanes]) {
+  const C* from = StatisticsOf<C>(call, row);
   for (int64_t r = 0; r < count; ++r) {
-    const C* const from = StatisticsOf<Op, C>(call, row + r);
-    max[r] = from[0];
-    for (int s = 0; s < Op::kSums; ++s) total[s][r] = from[1 + s];
+    max[r] = *from++;
+    for (int s = 0; s < SumsOf(TraitsOf(call.operation), call.dtype); ++s) total[s][r] = *from++;
   }
 }
 

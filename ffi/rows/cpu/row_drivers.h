@@ -261,7 +261,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     for (int k = 0; k < Op::kInputs; ++k) {
       C* const buffer = wide + k * room + (is_shared ? first : 0);
       const T* const from = static_cast<const T*>(call.arrays.in[k]) + first;
-      on.in[k] = Load(from, call.dtype, loads ? n : 0, buffer);
+      on.in[k] = LoadMany(from, call.dtype, loads ? n : 0, buffer);
       if (k == 0) on.out = ResultBuffer(out, buffer);
     }
     if constexpr (Op::kTakesColumn) {
@@ -278,7 +278,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     std::fill_n(max, kLanes, -kInf<C>);
     const bool reduces = call.part != Part::kFinish;
     if (!reduces) {
-      LoadStatistics<Op>(call, row, count, max, total);
+      LoadStatistics(call, row, count, max, total);
     } else if constexpr (Op::kUsesMax) {
       if (makes(RowStep::kMax)) {
         if constexpr (Op::kTakesLabel) {
@@ -327,7 +327,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     }
     if (range.step == RowStep::kSums) continue;
     if (call.part == Part::kStatistics) {
-      StoreStatistics<Op>(call, row, count, found_max, total, lost);
+      StoreStatistics(call, row, count, found_max, total, lost);
       continue;
     }
     GroupConstants<Op> constants;
@@ -350,7 +350,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
           FinishRow<Op, false>(from, r * cols, SegmentOf<kVectors>(cols, s), of);
         }
       }
-      Flush(on.out, call.dtype, n, out);
+      FlushMany(on.out, call.dtype, n, out);
       StoreExceptions<Op>(call, row, count, first_col, end_col, constants);
     }
   }

@@ -5,6 +5,7 @@
 #define JAXKERNELS_ROWS_CPU_VECTORS_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/numeric_cpu.h"
 #include "rows/call.h"
@@ -42,12 +43,24 @@ JK_INLINE const float* Load(const Half* __restrict from, DType dtype, int64_t n,
   return buffer;
 }
 
-// As Load, for numbers [at, at + n) of a column along rows of type T.
+// As Load, in a function that all operations share.
+template <typename T, typename C>
+JK_INLINE void LoadInto(const T* from, DType dtype, int64_t n, C* buffer) {
+  Load(from, dtype, n, buffer);
+}
+template <typename T, typename C>
+JK_INLINE const C* LoadMany(const T* from, DType dtype, int64_t n, C* buffer) {
+  if constexpr (std::is_same_v<T, C>) return from;
+  OnThisMachine<LoadInto<T, C>>(from, dtype, n, buffer);
+  return buffer;
+}
+
+// As LoadMany, for numbers [at, at + n) of a column along rows of type T.
 template <typename T, typename C>
 JK_INLINE const C* LoadColumn(const RowColumn& column, DType dtype, int64_t at, int64_t n,
                               C* buffer) {
   if (column.wide) return static_cast<const C*>(column.data) + at;
-  return Load(static_cast<const T*>(column.data) + at, dtype, n, buffer);
+  return LoadMany(static_cast<const T*>(column.data) + at, dtype, n, buffer);
 }
 
 // The buffer for results in the compute type, from which Flush narrows them into `to`.
@@ -67,6 +80,16 @@ JK_INLINE void Flush(const float* __restrict buffer, DType dtype, int64_t n, Hal
   } else {
     for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], DType::kFloat16, &to[i]);
   }
+}
+
+// As Flush, in a function that all operations share.
+template <typename C, typename T>
+JK_INLINE void FlushInto(const C* buffer, DType dtype, int64_t n, T* to) {
+  Flush(buffer, dtype, n, to);
+}
+template <typename C, typename T>
+JK_INLINE void FlushMany(const C* buffer, DType dtype, int64_t n, T* to) {
+  if constexpr (!std::is_same_v<T, C>) OnThisMachine<FlushInto<C, T>>(buffer, dtype, n, to);
 }
 
 template <typename C>
