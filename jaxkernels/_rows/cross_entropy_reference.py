@@ -22,7 +22,7 @@ from jaxkernels._rows.loss_measures import (
     softmax_terms,
     split,
 )
-from jaxkernels._rows.reference import largest_of, quotient, row_sum, scaled, widen
+from jaxkernels._rows.reference import below, largest_of, quotient, row_sum, scaled, widen
 
 
 def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -33,7 +33,7 @@ def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     wide = widen(x)
     largest = jax.lax.stop_gradient(largest_of(wide))
     largest = jnp.where(largest == -jnp.inf, 0, largest)
-    difference = wide - largest
+    difference = below(wide, largest)
     return largest, difference, jnp.exp(difference)
 
 
@@ -66,7 +66,7 @@ def cross_entropy_fwd(
     Without `all_sums` spread, total and seen are 0.
     """
     del has_scales
-    x = scaled(x, *scales) if scales else x
+    x = scaled(x, *scales) if scales else widen(x)  # once, so that its gradient is rounded once
     largest, difference, terms = _logit_terms(x)
     is_largest = (terms == 1).astype(terms.dtype)
     if all_sums:
@@ -76,7 +76,7 @@ def cross_entropy_fwd(
         more = [row_sum(terms * bounded), total, row_sum(is_seen.astype(terms.dtype))]
     else:
         more = [jnp.zeros_like(largest)] * 3
-    labelled = sum_at_labels(widen(x), label)
+    labelled = sum_at_labels(x, label)
     rest, count = row_sum(terms - is_largest), row_sum(is_largest)
     labelled = jnp.where(label >= x.shape[-1], jnp.nan, labelled)
     return joined(Residuals(largest, rest, count, *more, labelled=labelled))

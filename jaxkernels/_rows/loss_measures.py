@@ -96,9 +96,8 @@ def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
     row = split(Residuals, kept)
     log_sum = jnp.log1p(row.rest + (row.count - 1))
     # A label with the logit -inf has the probability 0, even in a row of -inf.
-    is_hidden = (row.labelled == -jnp.inf) & ~jnp.isnan(log_sum)
-    above_label = row.largest - jnp.where(is_hidden, 0, row.labelled)
-    nll = jnp.where(is_hidden, jnp.inf, log_sum + above_label)
+    is_empty = (row.labelled == -jnp.inf) & (log_sum == -jnp.inf)
+    nll = jnp.where(is_empty, jnp.inf, log_sum + (row.largest - row.labelled))
     if not all_sums:
         zero = jnp.zeros_like(log_sum)
         return joined(Measures(nll, log_sum, zero, zero))

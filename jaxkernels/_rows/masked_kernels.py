@@ -17,7 +17,7 @@ import numpy as np
 from jaxkernels._core import compat
 from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import derivatives, primitive, reference
-from jaxkernels._rows.reference import compute_dtype, largest_of, row_sum, widen
+from jaxkernels._rows.reference import below, compute_dtype, largest_of, row_sum, widen
 
 Window = int | tuple[int, int] | None
 
@@ -103,8 +103,8 @@ def masked_softmax_fwd(
     if has_mask:
         seen = seen & mask_and_bias[0]
     t = jnp.where(seen, t, -jnp.inf)
-    largest = largest_of(t)
-    unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
+    largest = jax.lax.stop_gradient(largest_of(t))
+    unnormalized = jnp.exp(below(t, jnp.where(largest == -jnp.inf, 0, largest)))
     total = row_sum(unnormalized)
     y = unnormalized / jnp.where(total == 0, 1, total)
     return y.astype(result_dtype or scores.dtype)

@@ -243,6 +243,17 @@ def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
     close(got, np.sum(log_p[:, 3]) - np.sum(log_p) / 7)
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_a_hidden_label_has_the_gradient_of_the_log_sum_exp(reduction, implementation):
+    """The loss is infinite; the classes that are left get their probabilities, as from optax."""
+    x = X[0].copy()
+    x[0, 3] = -np.inf
+    given = {"reduction": reduction, "implementation": implementation}
+    dx = jax.grad(lambda x: jnp.sum(jk.cross_entropy(x, np.full(5, 3), **given)))(x)
+    close(dx, np.asarray(jax.nn.softmax(x)) - np.eye(7)[3])
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("options", [{}, {"return_lse": True}], ids=["alone", "with lse"])
 @pytest.mark.parametrize("label", [9, 3], ids=["beyond the classes", "in a hidden row"])

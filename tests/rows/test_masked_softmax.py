@@ -305,6 +305,16 @@ def test_the_plain_jax_implementation(dtype):
     masked_cases.check_all(some, dtype, implementation="xla")
 
 
+def test_plain_jax_shifts_rows_exactly():
+    """By the maximum of scaled scores, up to the largest, and without rounding errors of a derivative of it."""
+    scaled = jax.jit(lambda x: jk.scaled_masked_softmax(x, scale=0.7, implementation="xla"))
+    for huge in (-3e38, 2e38, -2.38e38):
+        np.testing.assert_allclose(scaled(jnp.full((2, 5), huge)), np.full((2, 5), 0.2), rtol=1e-6)
+    x = np.random.default_rng(0).standard_normal((20, 300)).astype(np.float32)
+    y, pull = jax.vjp(scaled, x)
+    assert (np.abs(pull(jnp.ones_like(y))[0]) < 1e-6 * y).all()
+
+
 @tiers
 def test_repeats_bit_for_bit(tier):
     some = [case((3, 300, k), "bfloat16", mask=(1, 300, k), causal=True) for k in (40, 1003)]
