@@ -3,8 +3,8 @@
 A delivery makes arguments of a program from the operands of its members, and the function that
 takes them. XLA passes slices of buffers to a kernel where it can, so that what the kernel sees begins
 at any element. The delivery "shared" maps a function over some operands and shares the others,
-derivatives outside. "turns" calls it outside of jit for one member after another; each operand may be
-JAX's, NumPy's or a number.
+derivatives outside. "nested" is a map of a map, each over some operands, derivatives anywhere. "turns"
+calls it outside of jit for one member after another; each operand may be JAX's, NumPy's or a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax import lax
 from jaxkernels.verify.problem import Arrays, Core, Problem, Rng, Traced
 
 DELIVERIES = (
-    *("plain", "donated", "transposed", "vmap", "shared"),
+    *("plain", "donated", "transposed", "vmap", "shared", "nested"),
     *("scan", "slices", "dynamic", "eager", "turns"),
 )
 EAGER = ("eager", "turns")  # outside of jit
@@ -40,11 +40,12 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
         return x[0]
     if kind == "transposed":
         return np.array(x[0].T, order="C")
-    if kind == "vmap":
-        axis = _axis(problem, name, x.ndim)
-        return x[0] if axis is None else np.moveaxis(x, 0, axis)
-    if kind == "shared":
-        return x[0] if problem.shares(name) else x
+    if problem.maps:
+        x = x.reshape(*problem.maps, *x.shape[1:])
+        for level in reversed(range(len(problem.maps))):
+            axis = _axis(problem, name, x.ndim - level, level)
+            x = x.take(0, level) if axis is None else np.moveaxis(x, level, level + axis)
+        return x
     if kind in ("scan", "turns"):
         return x
     starts = _starts(problem, name, x.shape[1:])
@@ -80,19 +81,10 @@ def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) ->
     Core is the function under test, of operands that have the given shapes in each member.
     """
     kind = problem.delivery
-    if kind == "shared":
-        return core
+    if problem.maps:
+        return _mapped(problem, core, shapes)
     if kind == "scan":
         return lambda given: lax.scan(lambda carry, x: (carry, core(x)), None, given)[1]
-    if kind == "vmap":
-        axes = {name: _axis(problem, name, len(shape) + 1) for name, shape in shapes.items()}
-        out = -1 if problem.seed[-1] % 2 == 0 else 0
-
-        def mapped(given: Traced) -> Traced:
-            results = jax.vmap(core, in_axes=(axes,), out_axes=out)(given)
-            return {name: jnp.moveaxis(x, out, 0) for name, x in results.items()}
-
-        return mapped
 
     def one_by_one(given: dict[str, Any]) -> Traced:
         results = [
@@ -104,8 +96,30 @@ def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) ->
     return one_by_one
 
 
-def _axis(problem: Problem, name: str, rank: int) -> int | None:
-    return None if problem.shares(name) else problem.number(name) % rank
+def _mapped(problem: Problem, function: Core, shapes: dict[str, tuple[int, ...]]) -> Core:
+    """The function under the maps that are outside of the derivative."""
+    out = -1 if problem.seed[-1] % 2 == 0 else 0
+
+    def map_of(function: Core, level: int) -> Core:
+        ranks = {name: len(x) + sum(problem.mapped(name)[level:]) for name, x in shapes.items()}
+        axes = {name: _axis(problem, name, rank, level) for name, rank in ranks.items()}
+        size = problem.maps[level]
+        mapped = jax.vmap(function, in_axes=(axes,), out_axes=out, axis_size=size)
+        return lambda given: {name: jnp.moveaxis(x, out, 0) for name, x in mapped(given).items()}
+
+    for level in reversed(range(problem.outer_maps)):
+        function = map_of(function, level)
+    levels = len(problem.maps)
+    return lambda given: {
+        name: x.reshape(problem.members, *x.shape[levels:]) for name, x in function(given).items()
+    }
+
+
+def _axis(problem: Problem, name: str, rank: int, level: int) -> int | None:
+    """The axis of an operand that a map is over; within the derivative it is the first."""
+    if not problem.mapped(name)[level]:
+        return None
+    return problem.number(name) % rank if level < problem.outer_maps else 0
 
 
 def _noise(size: int, dtype: np.dtype, rng: Rng) -> np.ndarray:

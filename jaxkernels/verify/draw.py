@@ -21,6 +21,7 @@ PROGRAMS = 8  # programs in a bundle
 _SIZES = ((2500, 64, 0.85), (25_000, 12, 0.12), (250_000, 3, 0.03))
 _LARGER_ON_GPU = 4
 _EAGER_DRAWS = 8
+_PLAIN_JAX = 0.15  # probability
 _DTYPES = {"float32": 0.5, "bfloat16": 0.25, "float16": 0.25}
 _WEIGHTS = {
     "softmax": 2.0,
@@ -32,6 +33,11 @@ _WEIGHTS = {
 }
 # These products may have 16-bit operands; their derivatives are not drawn then.
 _NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
+# The "xla" of these is the package's; that of others is JAX's own, whose errors the bounds do not describe.
+IN_PLAIN_JAX = (
+    *("rms_norm", "scaled_masked_softmax", "cross_entropy", "token_log_probs"),
+    *("softmax_kl_divergence", "matmul", "dot_general", "sgemm"),
+)
 # These operations have a result of the shape of the donated operand.
 _IN_PLACE = (
     *("softmax", "log_softmax", "rms_norm", "scaled_masked_softmax"),
@@ -70,12 +76,20 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
     if delivery == "donated" and (derivative != "value" or operation not in _IN_PLACE):
         delivery = "slices"
     members = 1 if delivery in ALONE else int(rng.integers(2, 5))
+    members = 2 * max(members - 1, 2) if delivery == "nested" else members
     most, draws, _ = _SIZES[rng.choice(len(_SIZES), p=[chance for _, _, chance in _SIZES])]
     if jax.default_backend() == "gpu" and draws < _SIZES[0][1]:
         most *= _LARGER_ON_GPU
     if wide:  # long double is slow
         most //= 4
     options, how = family.choose(operation, dtype, derivative, max(most // members, 1), rng)
+    # Derivatives of a loss that is NaN by its label, or infinite for lack of a class, are others in plain JAX.
+    lacks = options.get("where") and options.get("temperature") == "active"
+    unlike = {"value": None, "jvp": options.get("where")}.get(
+        derivative, options.get("beyond") or lacks
+    )
+    if operation in IN_PLAIN_JAX and not unlike and rng.random() < _PLAIN_JAX:
+        how = "xla"
     draws = _EAGER_DRAWS if eager else draws
     called = delivery, members, draws, seed
     problem = Problem(operation, dtype, how, derivative, *called, options)
@@ -89,14 +103,18 @@ def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
     while (i := len(found)) < problem.members:
         one, alike = family.operands(problem, problem.generator(draw, i, *[more] * (more > 0)))
         some = [x.astype(np.float64) for x in one.values() if x.dtype.kind in "fV"]
-        # Shared operands are finite, as a cotangent of 0 must cancel the part of a member.
-        if problem.delivery != "shared" or all(np.isfinite(x).all() for x in some):
+        # Operands shared within a derivative are finite, as a cotangent of 0 must cancel the part of a member.
+        sums = len(problem.maps) > problem.outer_maps
+        if not sums or all(np.isfinite(x).all() for x in some):
             found, more = [*found, (one, alike)], 0
         else:
             more += 1
     operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
-    shared = [name for name in operands if problem.shares(name)]
-    for name in shared:
-        operands[name][:] = operands[name][0]
     alike = np.array([alike for _, alike in found])
-    return operands, alike | alike.any() if shared else alike
+    for name, x in operands.items():
+        of_maps = x.reshape(*problem.maps, *x.shape[1:]) if problem.maps else x
+        for level, is_mapped in enumerate(problem.mapped(name)):
+            if not is_mapped:
+                of_maps[:] = of_maps.take([0], level)
+                alike |= alike.any()
+    return operands, alike

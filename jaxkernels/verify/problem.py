@@ -56,19 +56,42 @@ class Problem:
         """One of two arbitrary answers, the same each time."""
         return bool(np.random.default_rng([*self.seed, *map(ord, name), *more]).random() < 0.5)
 
+    @property
+    def maps(self) -> tuple[int, ...]:
+        """The sizes of the maps around the function, the outermost first."""
+        one = (self.members,)
+        return {"vmap": one, "shared": one, "nested": (2, self.members // 2)}.get(self.delivery, ())
+
+    @property
+    def outer_maps(self) -> int:
+        """The number of maps that are outside of the derivative; it is taken of the others."""
+        return {"vmap": 1, "nested": self.number("maps") % 3}.get(self.delivery, 0)
+
+    def mapped(self, name: str) -> tuple[bool, ...]:
+        """Whether an operand is mapped by each of the maps; the members of the others share it."""
+        of_result = self.wants_gradient and name[:2] in ("t", "t_")
+        first = self.number(name) % max(self.outer_maps, 1) if name in FIRST else None
+        return tuple(
+            level == first or self.tosses(name, level)
+            if level < self.outer_maps
+            else of_result or self.tosses(name.removeprefix("t_"), level)
+            for level in range(len(self.maps))
+        )
+
     def shares(self, name: str) -> bool:
         """Whether an operand is the same for all members, and not mapped."""
-        if self.delivery == "vmap":
-            return name not in FIRST and self.number(name) % 3 == 0
-        if self.delivery != "shared" or (self.wants_gradient and (name == "t" or name[:2] == "t_")):
-            return False
-        return self.tosses(name.removeprefix("t_"))
+        return bool(self.maps) and not any(self.mapped(name))
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments among the options; JSON has lists for their tuples."""
         given = self.options["arguments"]
         return {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
+
+    @property
+    def forced(self) -> dict[str, Any]:
+        """The keyword argument of a function of rows that forces a tier or plain JAX."""
+        return {"implementation" if self.how == "xla" else "tier": self.how}
 
     @property
     def wants_gradient(self) -> bool:
@@ -221,18 +244,18 @@ def differentiated(
 ) -> Traced:
     """The results of a function of named operands, and what the problem wants of its derivative.
 
-    The delivery "shared" maps the function, of operands that are shared or have the members first. The gradient of a
-    shared operand is a sum over members: that of one member has the cotangents of the others 0.
+    Maps within the derivative have operands that are shared or have the members first. The gradient of a shared
+    operand is a sum over members: that of one member has the cotangents of the others 0.
 
     Operands include "t", the cotangent of "y", and "t_" with the name of each other result; or "t_"
     with the name of each active operand, its tangent. "d" with the name of an operand is its
     cotangent, with that of a result its tangent.
     """
-    mapped, members = problem.delivery == "shared", problem.members
-    whole = function
-    if mapped:
-        axes = {name: None if problem.shares(name) else 0 for name in operands}
-        whole = jax.vmap(function, (axes,), axis_size=members)
+    outer, whole = problem.outer_maps, function
+    sizes = problem.maps[outer:]
+    for level in reversed(range(outer, len(problem.maps))):
+        axes = {name: 0 if problem.mapped(name)[level] else None for name in operands}
+        whole = jax.vmap(whole, (axes,), axis_size=problem.maps[level])
 
     def of_active(some: Traced) -> Traced:
         return whole(operands | some)
@@ -247,14 +270,13 @@ def differentiated(
     checked = jax.checkpoint(of_active) if problem.derivative == "remat" else of_active
     results, pull = jax.vjp(checked, chosen)
     given = {name: operands["t" if name == "y" else f"t_{name}"] for name in results}
-    if not mapped:
+    if not sizes:
         return results | {f"d{name}": x for name, x in pull(given)[0].items()}
-
-    def alone(t: jax.Array, member: int) -> jax.Array:
-        return jnp.where(jnp.arange(members).reshape(-1, *[1] * (t.ndim - 1)) == member, t, 0)
-
-    pulled = [pull({n: alone(t, i) for n, t in given.items()})[0] for i in range(members)]
-    return results | {
-        f"d{n}": jnp.stack([x[n] if problem.shares(n) else x[n][i] for i, x in enumerate(pulled)])
-        for n in active
-    }
+    found: dict[str, list[jax.Array]] = {name: [] for name in active}
+    for member in np.ndindex(sizes):
+        alone = {name: jnp.zeros_like(t).at[member].set(t[member]) for name, t in given.items()}
+        for name, x in pull(alone)[0].items():
+            own = zip(member, problem.mapped(name)[outer:], strict=True)
+            found[name].append(x[tuple(i for i, is_mapped in own if is_mapped)])
+    stacked = {name: jnp.stack(some) for name, some in found.items()}
+    return results | {f"d{n}": x.reshape(*sizes, *x.shape[1:]) for n, x in stacked.items()}

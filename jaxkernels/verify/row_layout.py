@@ -34,7 +34,7 @@ def accumulators(
 
     With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
     """
-    if operation in TANGENTS:
+    if operation in TANGENTS or tier == "xla":
         return 1
     # None, a device, or a platform's name
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
@@ -145,11 +145,11 @@ class RowLayout:
     def accumulators(
         self, operations: Sequence[str], members: int, dtype: str, tier: str | None = None
     ) -> int:
-        """Partial sums that a row has at least, in calls of one member and of all."""
+        """Partial sums that a row has at least, in calls of one member, of all, and of those of one map."""
         return min(
             accumulators(operation, (count, self.cols), dtype, tier, anywhere=True)
             for operation in operations
-            for count in {self.count, self.count * members}
+            for count in {self.count * n for n in range(1, members + 1) if members % n == 0}
         )
 
 

@@ -91,6 +91,13 @@ def test_everything_is_drawn():
     assert {p.operation for p in problems} == set(OPERATIONS)
     assert {p.delivery for p in problems} == set(delivery.DELIVERIES)
     assert {p.derivative for p in problems} == {"value", "vjp", "jvp", "remat"}
+    assert {p.operation for p in problems if p.how == "xla"} == set(draw.IN_PLAIN_JAX)
+    nested = [p for p in problems if p.delivery == "nested"]
+    assert {p.outer_maps for p in nested} == {0, 1, 2}
+    levels = {(name, p.mapped(name)) for p in nested for name in draw.numbers(p, 0)[0]}
+    both = (True, False), (False, True)
+    for name in ("x", "label", "mask", "where"):
+        assert {(name, x) for x in both} <= levels
     dtypes = {(x, dtype) for x in OPERATIONS for dtype in family_of(x).dtypes(x)}
     assert {(p.operation, p.dtype) for p in problems} == dtypes
     for some in bundles:

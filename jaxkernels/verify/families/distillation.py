@@ -63,6 +63,7 @@ class Divergences(Family):
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         given: Any = {name: problem.options[name] for name in ("axis", "reduction")}
+        given["implementation"] = problem.how
         given |= {name: operands[name] for name in ("where", "temperature") if name in operands}
         return jk.softmax_kl_divergence(operands["x"], operands["target"], **given)
 
@@ -79,7 +80,7 @@ class Divergences(Family):
         t = operands.get("t", np.zeros(members)).astype(compute(problem.dtype))
         t = np.repeat(t.reshape(-1), len(x) // t.size)[:, None] * t.dtype.type(factor)
         sums = min(
-            layout.accumulators(row_layout.LOSSES, problem.members, dtype)
+            layout.accumulators(row_layout.LOSSES, problem.members, dtype, problem.how)
             for dtype in (problem.dtype, problem.options["target"])
         )
         y, dx, dtarget = kl_divergence(x, target, ~seen, temperature, t, sums)

@@ -13,6 +13,7 @@ from jaxkernels._core import validate
 from jaxkernels.verify import row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.row_layout import RowLayout
+from jaxkernels.verify.truth.bounded import known, precision_of
 from jaxkernels.verify.truth.compare import compute
 from jaxkernels.verify.truth.losses import Losses
 
@@ -66,7 +67,7 @@ class TokenLosses(Family):
             kinds += [] if "weights" in self.active(problem) else ["nan", "infinities"]
             is_small = o["reduction"] == "none" or o["smoothing"] == 0
             # Below, labels are moved off hidden classes; those of other members would not be.
-            is_small &= problem.shares("x") == problem.shares("label")
+            is_small &= problem.mapped("x") == problem.mapped("label")
             kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
         kind = str(rng.choice(kinds))
         x = values.logits(kind, count, cols, problem.dtype, rng)
@@ -107,7 +108,7 @@ class TokenLosses(Family):
 
     def call(self, problem: Problem, operands: Traced) -> Any:
         o = problem.options
-        given: Any = {"axis": o["axis"], "where": operands.get("where"), "tier": problem.how}
+        given: Any = {"axis": o["axis"], "where": operands.get("where"), **problem.forced}
         given |= {"logit_soft_cap": o["soft_cap"], "temperature": operands.get("temperature", 1.0)}
         given["return_entropy"] = "entropy" in o["returns"]
         if problem.operation == "cross_entropy":
@@ -131,6 +132,7 @@ class TokenLosses(Family):
             for name in ("weights", "temperature")
         )
         sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype, problem.how)
+        x = known(x, precision_of(problem.dtype, problem.how))
         given = x, ~shown, label.astype(np.int32), problem.options, members
         truth = Losses(*given, layout.per_row(alike), sums, weights, temperature)
         # token_log_probs is minus a loss, and has no entropy for a negative label.

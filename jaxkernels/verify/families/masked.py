@@ -91,9 +91,10 @@ class Masked(Family):
         return tuple(names)
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        given: dict[str, Any] = {"scale": problem.options["scale"], "tier": problem.how}
+        given: dict[str, Any] = {"scale": problem.options["scale"]}
         columns = problem.options["shape"][-1]
         given["implementation"] = row_layout.implementation(columns, problem.dtype)
+        given |= problem.forced
         given |= {name: x for name, x in operands.items() if name[0] != "t"}
         return jk.scaled_masked_softmax(**given, **problem.arguments)
 
@@ -119,6 +120,7 @@ class Masked(Family):
             operands.get("t", operands.get("t_scores")),
             accumulators,
             alike.reshape(shape),
+            problem.how,
         )
         found = {"y": truth.result}
         if problem.derivative == "jvp":  # the Jacobian is symmetric

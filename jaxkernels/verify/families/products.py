@@ -63,7 +63,7 @@ class Products(Family):
         o, dtype = problem.options, problem.dtype
         # Infinity times a number that may be flushed to zero is NaN or not. Operands are finite in
         # problems in which the two could meet, for instance if members share an operand.
-        finite = problem.derivative != "value" or problem.delivery in ("vmap", "shared")
+        finite = problem.derivative != "value" or bool(problem.maps)
         kind = str(rng.choice(values.FACTORS[:5] if finite else values.FACTORS))
         shapes = {"a": o["shapes"][0], "b": o["shapes"][1]}
         if o.get("has_c"):
@@ -96,7 +96,8 @@ class Products(Family):
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         o, operation, (a, b) = problem.options, problem.operation, (operands["a"], operands["b"])
-        rung: Any = {"algorithm": problem.how}
+        is_xlas = problem.how == "xla"
+        rung: Any = {"implementation" if is_xlas else "algorithm": problem.how}
         if operation == "sgemm":
             factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
             trans_a, trans_b = o["flags"]

@@ -65,7 +65,8 @@ class Rows(Family):
         given |= {name: operands[name] for name in ("where", "scale") if name in operands}
         if not _maps_scale(problem):
             given["implementation"] = row_layout.implementation(RowLayout(o).cols, problem.dtype)
-        return getattr(jk, problem.operation)(operands["x"], axis=axis, tier=problem.how, **given)
+        given |= problem.forced
+        return getattr(jk, problem.operation)(operands["x"], axis=axis, **given)
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
         layout = RowLayout(problem.options)
@@ -135,5 +136,4 @@ class Rows(Family):
 
 def _maps_scale(problem: Problem) -> bool:
     """Whether each member has its own scale under vmap, which no kernel has."""
-    is_mapped = problem.delivery in ("vmap", "shared") and not problem.shares("scale")
-    return is_mapped and bool(problem.options.get("scale"))
+    return any(problem.mapped("scale")) and bool(problem.options.get("scale"))

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Precision:
     flush: float  # the smallest normal number of the compute type
     exp_error: float  # error of an exponential, in u, apart from its argument's
     argument_error: float  # what each unit of |x - max| adds to it, in u
+    is_plain: bool = False  # of plain JAX, which XLA compiles and JAX differentiates
     exact_below: float = 0.0  # whole numbers below it are exact, if all that they are made of is
 
 
@@ -55,6 +56,12 @@ PRECISION = {
     "float16": Precision(2.0**-24, 2.0**-11, 2.0**-25, 2.0**-126, *_HALF),
     "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, 2.0**-1022, EXP_ERROR, 1),
 }
+
+
+def precision_of(dtype: str, how: str | None) -> Precision:
+    """The precision of a storage type; in plain JAX ("xla") nothing compensates the argument of an exponential."""
+    p, plain = PRECISION[dtype], how == "xla"
+    return replace(p, argument_error=max(p.argument_error, 1), is_plain=True) if plain else p
 
 
 def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:

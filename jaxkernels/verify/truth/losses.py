@@ -10,7 +10,8 @@ Losses are made of them, and gradients follow from their cotangents. The rules o
 * A loss of a row is q nll + smoothing distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
   of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
 * A kernel may compute the gradient of a sum or a mean together with the loss. This gradient is rounded to the storage
-  type, and again when the cotangent multiplies it. At the label, the kernel combines all terms into one difference.
+  type, and again when the cotangent multiplies it. At the label, the kernel combines all terms into one difference, as the
+  derivative of plain JAX does: p c - c.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ class Rows:
         of_log_p = self._slack + self.of_sum
         softmax = self.softmax.plus_error(finite(self.p) * of_log_p)
         rounding = 4 * p.u * (np.abs(d.value) + np.abs(mean.value))
+        # JAX differentiates log S - (sum e d) / S term by term: 1, d + 1 and the mean, with 4 roundings each, cancel.
+        rounding = 2 * rounding + 8 * p.u if p.is_plain else rounding
         excess = self._excess.plus_error(rounding + of_log_p + self._of_entropy)
         others = of_lse + of_distance - (of_entropy * excess).where(of_entropy.value != 0)
         size = finite(of_lse.value) + finite(of_distance.value) + finite(of_nll.value)
@@ -142,7 +145,7 @@ class Losses:
         """
         logits = x if isinstance(x, Bounded) else known(x, PRECISION[x.dtype.name])
         p = logits.precision
-        dtype = np.float64 if p == PRECISION["float64"] else np.float32
+        dtype = np.float64 if p.u == PRECISION["float64"].u else np.float32
         self.slope = Bounded(np.ones_like(logits.value), 0, p)
         if (cap := options["soft_cap"]) is not None:
             cap = widen(np.asarray(cap, dtype))
@@ -161,7 +164,7 @@ class Losses:
         self._weighs, self._reduction = weights is not None, options["reduction"]
         # A kernel makes the gradient with the loss.
         is_alone = self._reduction != "none" and not options["returns"]
-        self._in_one_read = is_alone and p != PRECISION["float16"]
+        self._in_one_read = p.is_plain or (is_alone and p != PRECISION["float16"])
         smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
         self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 

@@ -13,7 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.verify.truth.bounded import LOG_ERROR, PRECISION, Bounded, known, sum_error
+from jaxkernels.verify.truth.bounded import (
+    LOG_ERROR,
+    PRECISION,
+    Bounded,
+    known,
+    precision_of,
+    sum_error,
+)
 from jaxkernels.verify.truth.compare import finite
 
 
@@ -58,19 +65,20 @@ class Truth:
         dy: np.ndarray | None,
         accumulators: Callable[[str, str], int],
         alike: Any = False,
+        how: str | None = None,
     ) -> None:
         """Computes the result of scores (..., q, k); mask, bias and an array `scale` broadcast.
 
         A program does not know a scale that is an array. `options` are causal, window and
         empty_rows; `dy` is the cotangent of the result. `accumulators` maps an operation and a
-        dtype to the partial sums that a row has at least.
+        dtype to the partial sums that a row has at least; `how` is "xla" for plain JAX.
         """
         self.bias, self.dy, self.given_scale = bias, dy, scale
         self.traces_scale = isinstance(scale, np.ndarray)
         self.dtype = self.inner = scores.dtype.name
         if bias is not None:  # promotes the scores
             self.inner = jnp.promote_types(scores.dtype, bias.dtype).name
-        p = self.precision = PRECISION[self.inner]
+        p = self.precision = precision_of(self.inner, how)
         forward = "masked_softmax_fwd" if bias is None else "biased_softmax_fwd"
         sigma, self.grad_sigma = (
             sum_error(scores.shape[-1], accumulators(name, self.inner), alike)
