@@ -20,7 +20,10 @@ def limits(device="h200", **changes):
 
 @st.composite
 def thin_sizes(draw):
-    """(m, n, k) that `thin` serves: few k, somewhat more, or any, where one side has few lines."""
+    """(m, n, k) that `thin` serves: few k, somewhat more, or any, where one side has few lines.
+
+    From five lines on and with more than 128 k the other side must be MN-major too.
+    """
     kind = draw(st.sampled_from(("any", "some", "few")))
     if kind == "any":
         return draw(many), draw(many), draw(st.integers(1, 64))
