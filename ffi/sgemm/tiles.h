@@ -160,7 +160,8 @@ inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across
 constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }
 
 inline constexpr int kThinThreads = 256;
-inline constexpr int kThinMaxShortLines = 8;  // lines of the short side
+// Lines of the short side, and those if the long side is K-major.
+inline constexpr int kThinMaxShortLines = 8, kThinMaxShortLinesKMajor = 4;
 
 // ThinShortLinesOf returns the short-side lines that a kernel is compiled for. Missing lines are
 // zero.

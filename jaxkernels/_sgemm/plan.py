@@ -55,12 +55,12 @@ def plan_sgemm(
             or "tensor". None uses `default_algorithm`, or chooses between the last three by a model of
             their times. If an algorithm cannot serve the product, the plan is that of "pipelined".
             "thin" needs at most 64 of k (128 with up to 16 rows or columns), at most 4 rows or
-            columns, or at most 8 by an operand whose many rows or columns are neighbours in memory.
+            columns, or at most 8 if the long dimension of the other operand is contiguous in memory.
             "tensor" needs 32 to 65536 of k, Hopper's tensor cores and code for them, and at most 8 GiB
             of scratch for 1/32 of the batch (4 GiB if it is not named).
         device: as for `plan_softmax`.
-        aligned_a: whether a, or its padded copy, begins at a multiple of 16 bytes. A slice that XLA
-            passes in place can begin at any element.
+        aligned_a: whether a, or its padded copy, begins at a multiple of 16 bytes. An operand
+            that is a slice may begin at any element.
         aligned_b: the same for b.
         aligned_c: the same for c and the result.
 

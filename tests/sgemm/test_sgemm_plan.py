@@ -311,7 +311,7 @@ def test_where_rungs_pay():
     """By times of an H200: ffi/sgemm/README.md, and plan.cc of `pipelined` and `thin`."""
     thin = [(4096, 1, 4096), (1, 4096, 4096), (4096, 4, 4096), (65536, 64, 16), (4096, 4096, 8)]
     thin += [(65536, 16, 16), (16384, 4, 16384), (8192, 1000, 32), (65536, 64, 64)]
-    thin += [(n, n, n) for n in (1, 64)]
+    thin += [(8, 14336, 4096), *((n, n, n) for n in (1, 64))]
     tensor = [(n, n, n) for n in (1024, 2048, 4096, 8192, 16384)]
     tensor += [(4097, 4095, 4093), (8192, 4096, 1024), (50257, 768, 1024)]
     pipelined = [(n, n, n) for n in (256, 512)]
@@ -323,6 +323,7 @@ def test_where_rungs_pay():
         plan = jk.plan_sgemm(*size, device="h200", algorithm="pipelined")
         assert plan.algorithm == "pipelined"
     assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
+    assert jk.plan_sgemm(13, 3025, 97, batch=53, device="h200").algorithm == "pipelined"
 
 
 def test_a_rung_that_does_not_split_k():

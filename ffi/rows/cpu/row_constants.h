@@ -74,7 +74,8 @@ JK_INLINE typename Op::Row RowAt(const GroupConstants<Op>& constants, int64_t r)
   return row;
 }
 
-// Statistics of rows in parts: the maximum and the sums. All operations share these functions.
+// Statistics of rows in parts: the maximum and the sums. One copy per compute type serves all
+// operations; parts are rare.
 template <typename C>
 JK_INLINE C* StatisticsOf(const RowCall& call, int64_t row) {
   return static_cast<C*>(call.statistics) +
@@ -85,19 +86,21 @@ __attribute__((noinline)) void StoreStatistics(const RowCall& call, int64_t row,
                                                const C* max, const double (*total)[kLanes],
                                                const double (*lost)[kLanes]) {
   const OperationTraits& traits = TraitsOf(call.operation);
+  const int sums = SumsOf(traits, call.dtype);
   C* to = StatisticsOf<C>(call, row);
   for (int64_t r = 0; r < count; ++r) {
     *to++ = UsesMax(traits, call.dtype) ? max[r] : C(0);
-    for (int s = 0; s < SumsOf(traits, call.dtype); ++s) *to++ = Corrected(total[s][r], lost[s][r]);
+    for (int s = 0; s < sums; ++s) *to++ = Corrected(total[s][r], lost[s][r]);
   }
 }
 template <typename C>
 __attribute__((noinline)) void LoadStatistics(const RowCall& call, int64_t row, int64_t count,
                                               C* max, double (*total)[kLanes]) {
+  const int sums = SumsOf(TraitsOf(call.operation), call.dtype);
   const C* from = StatisticsOf<C>(call, row);
   for (int64_t r = 0; r < count; ++r) {
     max[r] = *from++;
-    for (int s = 0; s < SumsOf(TraitsOf(call.operation), call.dtype); ++s) total[s][r] = *from++;
+    for (int s = 0; s < sums; ++s) total[s][r] = *from++;
   }
 }
 

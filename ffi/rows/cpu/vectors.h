@@ -43,16 +43,19 @@ JK_INLINE const float* Load(const Half* __restrict from, DType dtype, int64_t n,
   return buffer;
 }
 
-// As Load, in a function that all operations share.
 template <typename T, typename C>
 JK_INLINE void LoadInto(const T* from, DType dtype, int64_t n, C* buffer) {
   Load(from, dtype, n, buffer);
 }
+// As Load, but one function per type and instruction set, not inlined into each operation.
 template <typename T, typename C>
 JK_INLINE const C* LoadMany(const T* from, DType dtype, int64_t n, C* buffer) {
-  if constexpr (std::is_same_v<T, C>) return from;
-  OnThisMachine<LoadInto<T, C>>(from, dtype, n, buffer);
-  return buffer;
+  if constexpr (std::is_same_v<T, C>) {
+    return from;
+  } else {
+    OnThisMachine<LoadInto<T, C>>(from, dtype, n, buffer);
+    return buffer;
+  }
 }
 
 // As LoadMany, for numbers [at, at + n) of a column along rows of type T.
@@ -82,11 +85,11 @@ JK_INLINE void Flush(const float* __restrict buffer, DType dtype, int64_t n, Hal
   }
 }
 
-// As Flush, in a function that all operations share.
 template <typename C, typename T>
 JK_INLINE void FlushInto(const C* buffer, DType dtype, int64_t n, T* to) {
   Flush(buffer, dtype, n, to);
 }
+// As Flush, but one function per type and instruction set, not inlined into each operation.
 template <typename C, typename T>
 JK_INLINE void FlushMany(const C* buffer, DType dtype, int64_t n, T* to) {
   if constexpr (!std::is_same_v<T, C>) OnThisMachine<FlushInto<C, T>>(buffer, dtype, n, to);

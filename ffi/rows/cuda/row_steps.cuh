@@ -218,7 +218,7 @@ __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename
 }
 
 // The maximum of a pack, before ScaledMax. A single input is compared in its storage type, since
-// its scaled value does not decrease with it.
+// Op::Value of a scaled element does not decrease with it.
 template <typename Op>
 __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   if constexpr (Op::kInputs == 1) {
@@ -230,20 +230,21 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   }
 }
 
-// The maximum of some packs, given the largest of their MaxOfPacks. Once for all packs of a thread:
-// a soft cap takes longer than the comparisons of a pack.
+// The maximum of a thread's packs, given the largest of their MaxOfPacks. It is scaled once per
+// thread: a soft cap takes longer than the comparisons of a pack.
 template <typename Op, typename C>
 __device__ C ScaledMax(const Op& op, C largest) {
-  if constexpr (Op::kTakesScales) {
-    C value[1][1] = {{largest}};
-    Scale(op, value);
-    return value[0][0];
+  if constexpr (Op::kInputs > 1) {
+    return largest;  // MaxOf has taken Op::Value
   } else {
-    return largest;
+    C value[1][1] = {{largest}};
+    if constexpr (Op::kTakesScales) Scale(op, value);
+    return op.Value(value[0]);
   }
 }
 
-// Whether an element of a pack equals `max`, given its scaled elements.
+// Whether an element of a pack equals `max`, given its scaled elements. Capped elements are
+// compared as computed; others in their storage type, two at a time in 16 bits.
 template <typename Op, typename C, int kSize>
 __device__ bool HasMax(const Op& op, const InputPacks<Op>& pack,
                        const C (&value)[kSize][kValues<Op>], C max) {

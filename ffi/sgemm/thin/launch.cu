@@ -11,15 +11,12 @@ namespace {
 
 template <int kShortLines>
 auto FindShortSide(ThinForm form, bool in_packs) {
-  if (form == ThinForm::kKMajor) {
-    return in_packs ? SumKMajor<kShortLines, 4> : SumKMajor<kShortLines, 1>;
+  if constexpr (kShortLines <= kThinMaxShortLinesKMajor) {
+    if (form == ThinForm::kKMajor) {
+      return in_packs ? SumKMajor<kShortLines, 4> : SumKMajor<kShortLines, 1>;
+    }
   }
   return in_packs ? SumMNMajor<kShortLines, 4> : SumMNMajor<kShortLines, 1>;
-}
-
-// The plan takes no other form for eight lines.
-auto FindMNMajorOfEight(ThinForm /*form*/, bool in_packs) {
-  return in_packs ? SumMNMajor<8, 4> : SumMNMajor<8, 1>;
 }
 
 cudaError_t LaunchShortSide(const SgemmPlan& plan, const SgemmArgs& product, cudaStream_t stream) {
@@ -40,7 +37,7 @@ cudaError_t LaunchShortSide(const SgemmPlan& plan, const SgemmArgs& product, cud
   const bool in_packs = (plan.long_is_a ? plan.pack_a : plan.pack_b) > 1;
   const auto find = short_lines == 1   ? FindShortSide<1>
                     : short_lines == 4 ? FindShortSide<4>
-                                       : FindMNMajorOfEight;
+                                       : FindShortSide<8>;
   static_assert(ThinShortLinesOf(kThinMaxShortLines) == 8);
   return LaunchKernel(find(plan.thin, in_packs),
                       {.blocks = plan.grid_blocks,

@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
   const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.long_lines);
   float sums[kShortLines][kMNMajorThreadLines] = {};
 
-  constexpr int kAtOnce = kShortLines == 4 ? 4 : 8;  // rows in flight per thread
+  // Rows in flight per thread. Kernels of four lines have room for 4: their SMs hold three blocks.
+  constexpr int kAtOnce = kShortLines == 4 ? 4 : 8;
   const int64_t chunk = kStages ? kMNMajorChunk : args.k_per_block;
   for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
     const int64_t count = min(block.count_k - begin, chunk);

@@ -20,9 +20,9 @@ struct ThinCost {
   // 4 lines K-major 347, MN-major 254
   static constexpr double kBytesPerCycle = 2400;
   static constexpr double kBytesPerCycleKMajorOfFour = 1700, kBytesPerCycleMNMajorOfFour = 2200;
-  // With eight lines 1366 to 2258 bytes were measured, with the waits of each wave of blocks.
-  // The waits are as long as those of four:
-  // 4 waves, 31 x (67, 2, 7489): 50.2 us, 24.1 without waits (H200, 2026-11)
+  // Estimates for eight lines: rates of 1366 to 2258 were measured, and each wave of blocks adds
+  // kWaveCyclesOfEight. Four lines wait too, but their model has no such term:
+  // 31 x (67, 2, 7489), four waves: measured 50.2, modelled 24.1 (H200, 2026-11)
   static constexpr double kBytesPerCycleOfEight = 1800, kWaveCyclesOfEight = 7000;
   // Bytes a cycle that one SM can request; few blocks are therefore slower.
   static constexpr double kBytesPerCycleOfSm = 40;
@@ -56,26 +56,26 @@ constexpr int64_t kDepthGranularity = 128;
 
 // kSmallK serves products of small k. The limit is higher if one side has few lines.
 constexpr int64_t kMaxDepthSmallK = 64, kMaxDepthOfFewLines = 128;
-constexpr int64_t kFewLines = 16, kFewestLines = 4;
+constexpr int64_t kFewLines = 16;
 
 bool IsLongSideA(const SgemmProblem& problem) { return problem.m >= problem.n; }
 bool IsLongSideKMajor(const SgemmProblem& problem) {
   return IsLongSideA(problem) ? !problem.trans_a : problem.trans_b;
 }
 
-// HasShortSide: a side of very few lines has forms of its own, which gain nothing up to this k.
-// us, kSmallK and those forms (H200, 2026-11):
+// HasShortSide: a side of very few lines has forms of its own, which gain nothing up to
+// kMaxDepthSmallK. us, kSmallK and those forms (H200, 2026-11):
 // (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
 // 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
-// More than kFewestLines have them where kSmallK cannot serve and the long side is MN-major. us,
-// `pipelined` and this form; the last three are K-major, in a form that was compiled for them
-// (H200, 2026-11):
+// Five to eight lines have one if k > kMaxDepthOfFewLines and the long side is MN-major. us,
+// `pipelined` and this form (H200, 2026-11):
 // (8, 14336, 4096) 119 69, (65536, 8, 256) TN 46.0 27.5, (16383, 5, 16383) TN 484 277
-// (237, 5, 22765) TT, five times: 68.0 90.4
-// (16384, 8, 16384) 331 415, 57 x (5, 2071, 2273) NT 713 851, 6 x (7935, 5, 7778) 736 612
+// slower, but still chosen: 5 x (237, 5, 22765) TT 68.0 90.4
+// K-major, in a form that was compiled for it: (16384, 8, 16384) 331 415,
+// 57 x (5, 2071, 2273) NT 713 851, 6 x (7935, 5, 7778) 736 612
 bool HasShortSide(const SgemmProblem& problem) {
   const int64_t lines = std::min(problem.m, problem.n);
-  if (lines <= kFewestLines) return problem.k > kMaxDepthSmallK;
+  if (lines <= kThinMaxShortLinesKMajor) return problem.k > kMaxDepthSmallK;
   return lines <= kThinMaxShortLines && problem.k > kMaxDepthOfFewLines &&
          !IsLongSideKMajor(problem);
 }
@@ -292,6 +292,13 @@ void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int 
   (plan.long_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
 }
 
+double BytesPerCycle(int short_lines, ThinForm form) {
+  if (short_lines == 1) return ThinCost::kBytesPerCycle;
+  if (short_lines == 8) return ThinCost::kBytesPerCycleOfEight;
+  return form == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
+                                   : ThinCost::kBytesPerCycleMNMajorOfFour;
+}
+
 }  // namespace
 
 bool IsThin(const SgemmProblem& problem) {
@@ -315,12 +322,6 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
   const int64_t blocks = groups * plan.cluster_blocks * plan.split_k * batch_count;
   const double busy = static_cast<double>(std::clamp<int64_t>(blocks, 1, limits.sm_count));
   const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
-  const bool k_major = plan.thin == ThinForm::kKMajor;
-  const double of_four =
-      k_major ? ThinCost::kBytesPerCycleKMajorOfFour : ThinCost::kBytesPerCycleMNMajorOfFour;
-  const double most = short_lines == 1   ? ThinCost::kBytesPerCycle
-                      : short_lines == 4 ? of_four
-                                         : ThinCost::kBytesPerCycleOfEight;
   if (short_lines == 8) {
     const int64_t at_once = int64_t{limits.sm_count} * plan.blocks_per_sm;
     cycles += ThinCost::kWaveCyclesOfEight * static_cast<double>(CeilDiv(blocks, at_once));
@@ -330,7 +331,8 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
     const double parts = 2.0 * plan.split_k * problem.m * problem.n * batch_count;
     cycles += ThinCost::kReduceCycles + 4 * parts / ThinCost::kBytesPerCycle;
   }
-  return cycles + bytes / std::min(most * limits.MemoryRate(), busy * ThinCost::kBytesPerCycleOfSm);
+  const double most = BytesPerCycle(short_lines, plan.thin) * limits.MemoryRate();
+  return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
 }
 
 void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
