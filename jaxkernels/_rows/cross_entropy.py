@@ -153,8 +153,8 @@ def cross_entropy(
         NotImplementedError: `implementation="ffi"` and there is no kernel, when the program is lowered.
 
     Notes:
-        * A traced label of V or larger gives NaN, in the loss and in the gradient; by
-          `implementation="xla"` in the loss only.
+        * A traced label of V or larger gives a NaN loss. Its gradient is NaN too, except with
+          `implementation="xla"` and in forward mode.
         * A label with probability 1 - 1e-9 has the loss 1e-9, accurate to nearly all digits.
         * "none" in reverse mode reads the logits twice and writes their gradient. "mean" and "sum" read
           them once. They round the gradient to the dtype of the logits and then multiply it by the

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
 from jaxkernels._rows.contract import Operand, RowOperation
-from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
+from jaxkernels._rows.reference import below, largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -32,7 +32,7 @@ _jax_nn_logsumexp = jax.nn.logsumexp  # the original, even inside `patch_jax_nn`
 def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """(shift, exp(x - shift)) of each row; the shift is the maximum, made finite."""
     relative_to = _finite(largest_of(x))
-    return relative_to, jnp.exp(x - relative_to)
+    return relative_to, jnp.exp(below(x, relative_to))
 
 
 def _finite(largest: jax.Array) -> jax.Array:

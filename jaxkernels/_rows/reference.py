@@ -102,7 +102,7 @@ def difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.A
 def below(x: jax.Array, largest: jax.Array) -> jax.Array:
     """The difference x - largest, which is exactly 0 where they are equal.
 
-    XLA contracts a product x into the difference on a CPU: the rounding error of the maximum is left, 1e31 of 3e38.
+    XLA may fuse a product x into a multiply-add on a CPU. x - largest is then the rounding error of the product, up to 1e31.
     """
     difference = x - largest
     return difference - jax.lax.stop_gradient(jnp.where(x == largest, difference, 0))
@@ -110,7 +110,7 @@ def below(x: jax.Array, largest: jax.Array) -> jax.Array:
 
 def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
     """exp(x - largest), corrected for the rounding of x - largest, which costs up to 90 ulp alone."""
-    difference = x - largest
+    difference = below(x, largest)
     exponential = jnp.exp(difference)
     return exponential + exponential * difference_error(x, largest, difference)
 

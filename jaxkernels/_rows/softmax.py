@@ -22,7 +22,14 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import compat, eager, validate
 from jaxkernels._rows import contract, derivatives, last_axis, primitive
-from jaxkernels._rows.reference import difference_error, exp_difference, largest_of, row_sum, widen
+from jaxkernels._rows.reference import (
+    below,
+    difference_error,
+    exp_difference,
+    largest_of,
+    row_sum,
+    widen,
+)
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -32,7 +39,7 @@ Axis = int | tuple[int, ...] | list[int] | None
 def softmax_fwd(x: jax.Array) -> jax.Array:
     """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
     wide = widen(x)
-    unnormalized = jnp.exp(wide - largest_of(wide))  # the shift prevents overflow
+    unnormalized = jnp.exp(below(wide, largest_of(wide)))  # the shift prevents overflow
     return (unnormalized / row_sum(unnormalized)).astype(x.dtype)
 
 
@@ -55,7 +62,7 @@ def log_softmax_fwd(x: jax.Array) -> jax.Array:
     """
     wide = widen(x)
     largest = largest_of(wide)
-    shifted = wide - largest
+    shifted = below(wide, largest)
     terms = exp_difference(wide, largest)
     is_largest = (terms == 1).astype(terms.dtype)
     log_sum = jnp.log1p(row_sum(terms - is_largest) + (row_sum(is_largest) - 1))

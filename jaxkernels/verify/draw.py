@@ -83,12 +83,14 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
     if wide:  # long double is slow
         most //= 4
     options, how = family.choose(operation, dtype, derivative, max(most // members, 1), rng)
-    # Derivatives of a loss that is NaN by its label, or infinite for lack of a class, are others in plain JAX.
-    lacks = options.get("where") and options.get("temperature") == "active"
-    unlike = {"value": None, "jvp": options.get("where")}.get(
-        derivative, options.get("beyond") or lacks
+    # Plain JAX differentiates a loss differently where it is NaN (a label beyond the classes) or
+    # infinite (no class is left).
+    lacks_class = options.get("where") and (
+        derivative == "jvp" or options.get("temperature") == "active"
     )
-    if operation in IN_PLAIN_JAX and not unlike and rng.random() < _PLAIN_JAX:
+    is_beyond = options.get("beyond") and derivative != "jvp"
+    is_alike = derivative == "value" or not (lacks_class or is_beyond)
+    if operation in IN_PLAIN_JAX and is_alike and rng.random() < _PLAIN_JAX:
         how = "xla"
     draws = _EAGER_DRAWS if eager else draws
     called = delivery, members, draws, seed

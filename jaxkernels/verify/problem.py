@@ -27,7 +27,7 @@ Truths = dict[str, Bounded]  # of results
 Rng = np.random.Generator
 Choice = tuple[dict[str, Any], str | None]  # options, and a tier or rung to force
 DERIVATIVES = ("value", "vjp", "jvp", "remat")
-FIRST = ("x", "scores", "q", "a")  # the operand that always differs between members
+FIRST = ("x", "scores", "q", "a")  # the operand that one of the outer maps always maps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Problem:
         return {"vmap": 1, "nested": self.number("maps") % 3}.get(self.delivery, 0)
 
     def mapped(self, name: str) -> tuple[bool, ...]:
-        """Whether an operand is mapped by each of the maps; the members of the others share it."""
+        """Whether an operand is mapped by each of the maps; it is shared along the others."""
         of_result = self.wants_gradient and name[:2] in ("t", "t_")
         first = self.number(name) % max(self.outer_maps, 1) if name in FIRST else None
         return tuple(

@@ -145,7 +145,7 @@ class RowLayout:
     def accumulators(
         self, operations: Sequence[str], members: int, dtype: str, tier: str | None = None
     ) -> int:
-        """Partial sums that a row has at least, in calls of one member, of all, and of those of one map."""
+        """Partial sums that a row has at least, in calls of any number of members that divides all."""
         return min(
             accumulators(operation, (count, self.cols), dtype, tier, anywhere=True)
             for operation in operations

@@ -245,7 +245,7 @@ def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
 
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("implementation", [None, "xla"])
-def test_a_hidden_label_has_the_gradient_of_the_log_sum_exp(reduction, implementation):
+def test_a_hidden_label_has_the_usual_gradient(reduction, implementation):
     """The loss is infinite; the classes that are left get their probabilities, as from optax."""
     x = X[0].copy()
     x[0, 3] = -np.inf

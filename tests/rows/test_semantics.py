@@ -90,7 +90,8 @@ def test_rank_zero_and_zero_size(ours, peer, shape, axis):
         return y, dy, jax.grad(lambda x: jnp.sum(ours(x, axis=axis)).astype(jnp.float32))(x)
 
     for dtype in ("float32", "bfloat16", "float16"):
-        y, dy, dx = derivatives(x.astype(dtype))
+        run = derivatives.__wrapped__ if dtype == "float32" else derivatives
+        y, dy, dx = run(x.astype(dtype))
         assert (dy.shape, dy.dtype) == (y.shape, dtype)
         assert x.size or (dy == 0).all()
         assert (dx.shape, dx.dtype) == (shape, dtype)

@@ -236,9 +236,8 @@ def test_rows_near_zero(dtype, form):
         served = [c for c in (100, 1003, 10000, 100000) if cases.serves(tier, (4, c), dtype)]
         groups += zip(*map(random_rows, served), strict=True)
     program = jax.jit(lambda xs: [FORMS[form](x) for x in xs])
-    for xs in map(
-        list, groups
-    ):  # arrays of the same shapes, so that a program serves several groups
+    # Arrays of the same shapes, so that a program serves several groups.
+    for xs in map(list, groups):
         with cases.x64(dtype):
             results = jax.device_get(program(xs))
         for y, x in zip(results, xs, strict=True):

@@ -164,7 +164,7 @@ class Losses:
         self._weighs, self._reduction = weights is not None, options["reduction"]
         # A kernel makes the gradient with the loss.
         is_alone = self._reduction != "none" and not options["returns"]
-        self._in_one_read = p.is_plain or (is_alone and p != PRECISION["float16"])
+        self._in_one_read = is_alone and p != PRECISION["float16"] and not p.is_plain
         smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
         self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 
@@ -226,9 +226,10 @@ class Losses:
         """The gradient by the logits that the kernel reads; `of_loss` multiplies a rounded gradient."""
         rows, p = self.rows, self.rows.precision
         found = rows.gradient(cotangents)
-        if self._in_one_read:
+        if self._in_one_read or p.is_plain:
             terms = total(finite(cotangents.value) * [1, 1, 0, 1])
             found = found.plus_error(np.where(rows.is_label, 6 * p.u * terms, 0)).rounded()
+        if self._in_one_read:
             found = found.stored(p).plus_error(p.smallest * finite(of_loss))
         return found
 
