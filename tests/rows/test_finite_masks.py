@@ -97,6 +97,21 @@ def test_masked_classes_behind_a_temperature():
     assert np.isfinite(dx).all()
 
 
+def test_tangents_of_rows_of_one_huge_number():
+    """They run in plain JAX, where XLA may contract the product into the shift of the row."""
+    t = jnp.asarray(np.random.default_rng(0).standard_normal((3, 7)), jnp.float32)
+    x = jnp.broadcast_to(jnp.array([[-2.38e38], [2e38], [-1.23e38]]), t.shape)
+    label = jnp.zeros(3, int)
+    mean = np.asarray(t, np.float64).mean(-1, keepdims=True)
+    for function, truth in (
+        (lambda z: jk.logsumexp(z, axis=-1, keepdims=True), mean),
+        (jk.log_softmax, t - mean),
+        (lambda z: jk.cross_entropy(z, label)[:, None], mean - t[:, :1]),
+    ):
+        dy = jax.jit(lambda x, t: jax.jvp(function, (0.72 * x,), (t,))[1])(x, t)  # noqa: B023
+        np.testing.assert_allclose(dy, truth, atol=1e-6)
+
+
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_large_logits_behind_a_temperature(dtype, implementation):
