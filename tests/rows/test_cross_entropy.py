@@ -352,3 +352,18 @@ def test_second_derivatives_beside_a_loss(reduction):
 
     got, want = (jax.jit(jax.hessian(value), static_argnums=1)(x, n) for n in (None, "xla"))
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_entropies_of_large_logits_that_nearly_agree(dtype):
+    """Roundings of scaled logits change the sums of an entropy alike, so that they cancel."""
+    largest = 577 if dtype == "float16" else 576
+    step = 0.5 if dtype == "float16" else 4
+    x = jnp.tile(jnp.array([[largest, largest - step]], dtype), (400, 1))
+    temperature = np.linspace(10, 20, 400, dtype=np.float32)
+    _, entropy = jk.cross_entropy(
+        x, jnp.zeros(400, jnp.int32), temperature=temperature, return_entropy=True
+    )
+    odds = np.exp(-step / temperature.astype(np.float64))
+    p = np.stack([1 / (1 + odds), odds / (1 + odds)])
+    np.testing.assert_allclose(entropy, -np.sum(p * np.log(p), axis=0), rtol=0, atol=6e-7)

@@ -34,20 +34,29 @@ __device__ bool IsPast(int p, int packs, int lane, int lanes) {
   return p >= kLeast && p * lanes + lane / kWarpSize * kWarpSize >= packs;
 }
 
-// Adds the other sums of a row, which smoothing and entropies need.
+// Adds the other sums of a row, which smoothing and entropies need. Differences are scaled after
+// the subtraction, as the terms of PackedTerms are: an entropy is a difference of both kinds of
+// sums, which errors of the scaled logits must change alike. Elements that are -inf once scaled do
+// not count.
 template <typename Op, bool kAligned, int kPacks>
 __device__ void AddOtherSums(const Op& op, const RowView<Op, kAligned>& view,
-                             const InputPacks<Op> (&pack)[kPacks], int lane, int lanes,
-                             RowStatistics<Op>& found) {
+                             const InputPacks<Op> (&pack)[kPacks], float largest, int lane,
+                             int lanes, RowStatistics<Op>& found) {
   constexpr int kSize = Pack<typename Op::Storage>::kSize;
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     if (!view.Has(p * lanes + lane)) continue;
-    float value[kSize][1], term[kSize];
-    WidenAndScale(op, pack[p], value);
+    float value[kSize][1], difference[kSize], term[kSize];
+    Widen(op, pack[p], value);
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], found.max);
-    op.AddWeighted(value, found.max, term, found.sum);
+    for (int j = 0; j < kSize; ++j) {
+      difference[j] = RoundedProduct(value[j][0] - largest, op.scale.factor);
+      term[j] = FastExp(difference[j]);
+    }
+    const auto counts = [&](int j) {
+      return RoundedProduct(value[j][0], op.scale.factor) != -kInfinity<float>;
+    };
+    Op::AddWeighted(difference, counts, term, found.sum);
   }
 }
 
@@ -98,7 +107,8 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
     const float largest = Op::Reference(AllReduce<MaxReduction<float>>(group, LargestOf<T>(pack)));
     const float scaled = RoundedProduct(largest, op.scale.factor);
     found.max = Op::Reference(scaled);
-    PackedTerms<T> terms(scaled == -kInfinity<float> ? 0 : largest, op.scale.factor);
+    const float subtracted = scaled == -kInfinity<float> ? 0 : largest;
+    PackedTerms<T> terms(subtracted, op.scale.factor);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (IsPast<kPacks>(p, packs, lane, lanes)) break;
@@ -106,7 +116,7 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
     }
     found.sum[0] *= terms.Correction();
     found.sum[1] = terms.Count();
-    if (op.all_sums) AddOtherSums(op, view, pack, lane, lanes, found);
+    if (op.all_sums) AddOtherSums(op, view, pack, subtracted, lane, lanes, found);
     const GivenRow<Op> given =
         args.GivenOf(op, index, label, args.in[0] + view.first * kSize + view.head);
     // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must

@@ -60,17 +60,22 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   template <int kSize>
   __device__ void AddMore(const C (&value)[kSize][1], C max, bool has_max, C (&term)[kSize],
                           C (&sum)[kLossSums]) const {
-    if (this->all_sums) AddWeighted(value, max, term, sum);
+    if (this->all_sums) {
+      C difference[kSize];
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
+      const auto counts = [&](int j) { return value[j][0] != -kInfinity<C>; };
+      AddWeighted(difference, counts, term, sum);
+    }
     if (has_max) CountMax(term, sum[1]);
   }
-  // Padding is -inf, and elements of the row may be -inf too. A sum of -inf means that there are
-  // some, or that differences of finite elements overflowed: then each element is tested.
-  template <int kSize>
-  __device__ static void AddWeighted(const C (&value)[kSize][1], C max, const C (&term)[kSize],
-                                     C (&sum)[kLossSums]) {
-    C difference[kSize], spread = 0;
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
+  // Padding is -inf, and elements of the row may be -inf too; `counts` tells others from these. A
+  // sum of -inf means that there are some, or that differences of finite elements overflowed: then
+  // each element is tested.
+  template <int kSize, typename Counts>
+  __device__ static void AddWeighted(const C (&difference)[kSize], const Counts& counts,
+                                     const C (&term)[kSize], C (&sum)[kLossSums]) {
+    C spread = 0;
     const C total = SumPairwise(difference);
     if (total != -kInfinity<C>) {
 #pragma unroll
@@ -80,7 +85,7 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
     } else {
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        if (value[j][0] == -kInfinity<C>) continue;
+        if (!counts(j)) continue;
         const C bounded = fmax(difference[j], kLowest);
         spread = fma(term[j], bounded, spread);
         sum[3] = fma(bounded, C(kTotalScale), sum[3]);
