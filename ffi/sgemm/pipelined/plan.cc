@@ -165,9 +165,11 @@ constexpr double kFfmaOfFloats = 1.15;
 // small products, modelled as 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
 //
 // Above kMaxDepthOfFewStages, kFfmaOfFloats applies: copies overlap with arithmetic. The limit is a
-// guess; k of 33 to 81 was not measured. H200, us (2026-11): measured, which includes 3 of a
-// launch; modelled with 2.2; with 1.15 23 x (424, 2, 641) TN 28.2, 66, 36 13 x (78, 2, 15309)
-// NT 55.9, 107, 57 53 x (13, 3025, 82) 53.1, 108, 61
+// guess; k of 33 to 81 was not measured. H200, us (2026-11), measured with the 3 of a launch, then
+// modelled with 2.2 and with 1.15:
+// 23 x (424, 2, 641) TN 28.2, 66, 36
+// 13 x (78, 2, 15309) NT 55.9, 107, 57
+// 53 x (13, 3025, 82) 53.1, 108, 61
 constexpr double kThinLaunchCycles = 2500;
 constexpr double kThinOfFloats = 2.2;
 constexpr int64_t kMaxDepthOfFewStages = 64;

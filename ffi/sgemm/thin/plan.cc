@@ -294,7 +294,7 @@ void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int 
 
 double BytesPerCycle(int short_lines, ThinForm form) {
   if (short_lines == 1) return ThinCost::kBytesPerCycle;
-  if (short_lines == 8) return ThinCost::kBytesPerCycleOfEight;
+  if (short_lines == kThinMaxShortLines) return ThinCost::kBytesPerCycleOfEight;
   return form == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
                                    : ThinCost::kBytesPerCycleMNMajorOfFour;
 }
