@@ -34,11 +34,13 @@ def _print_versions() -> None:
 
 
 def _print_targets() -> list[str]:
-    """Prints the targets and returns JAX's names of the platforms with live targets."""
+    """Prints the targets, each reason once, and returns JAX's names of the platforms with live targets."""
     print("\nTargets")
-    live = []
+    live, reasons = [], set()
     for target in registry.status():
-        state = "live" if target.live else f"not live: {target.why}"
+        reason = "as above" if target.why in reasons else target.why
+        reasons.add(target.why)
+        state = "live" if target.live else f"not live: {reason}"
         print(f"  {target.target:<30} {target.platform:<5} {state}")
         if target.live:
             live.append(target.platform.lower())

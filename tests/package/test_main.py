@@ -30,6 +30,7 @@ def test_report():
     if not registry.has_cuda_module():
         why = registry.cpu_module.WHY_NO_CUDA
         assert f"not live: jaxkernels was built without CUDA ({why}). Reinstall" in stdout
+        assert stdout.count("Reinstall") == 1
         assert why
 
 
