@@ -296,7 +296,10 @@ def weighted_loss(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`Calls.weighted_loss` by kernels."""
     kept = how.run(cross_entropy_fwd, x, label, scales)
-    return how.loss_of(label, kept, numbers), *how.of_rows(kept)
+    # The derivative's kernel gives mapped measures if vmap maps `numbers` alone. JAX needs mapped ones here too;
+    # XLA removes the selection.
+    found, largest = (jnp.where(False, numbers[..., :1], part) for part in how.of_rows(kept))
+    return how.loss_of(label, kept, numbers), found, largest
 
 
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.

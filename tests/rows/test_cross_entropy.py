@@ -367,3 +367,21 @@ def test_entropies_of_large_logits_that_nearly_agree(dtype):
     odds = np.exp(-step / temperature.astype(np.float64))
     p = np.stack([1 / (1 + odds), odds / (1 + odds)])
     np.testing.assert_allclose(entropy, -np.sum(p * np.log(p), axis=0), rtol=0, atol=6e-7)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+def test_weights_mapped_without_the_logits(wrap):
+    """A derivative of a program that maps the weights alone, and uses results that do not depend on them."""
+    x, label = jnp.arange(12.0).reshape(3, 4), jnp.array([0, 1, -1])
+    weights = jnp.arange(6.0).reshape(2, 3) + 1
+
+    def of(x, w):
+        results = jk.cross_entropy(
+            x, label, weights=w, reduction="mean", return_lse=True, return_entropy=True
+        )
+        return sum(jnp.sum(jnp.sin(y)) for y in results)
+
+    mapped = wrap(lambda x: jnp.sum(jax.vmap(of, (None, 0))(x, weights)))
+    one_by_one = lambda x: sum(of(x, w) for w in weights)  # noqa: E731
+    for derivative in (jax.grad, jax.hessian, lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]):
+        np.testing.assert_allclose(derivative(mapped)(x), derivative(one_by_one)(x), atol=2e-6)
