@@ -107,13 +107,6 @@ __device__ inline void Min2(__nv_bfloat16* min, const __nv_bfloat16* x) {
   pair = __hmin2(pair, *reinterpret_cast<const __nv_bfloat162*>(x));
 }
 
-// v within [-bound, bound]; NaN stays NaN.
-__device__ inline float Clamp(float v, float bound) {
-  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound));
-  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-bound));
-  return v;
-}
-
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // 2^t. Results below 2^-126 flush to zero; of the half types only bfloat16 could represent them.
