@@ -168,19 +168,27 @@ def _is_large(problem: Problem) -> bool:
 def _is_faster_in_cudnn(problem: Problem) -> bool:
     """Whether cuDNN is faster, and as right, for a call that it serves.
 
-    Times in ms, cuDNN first, then ours: H200, 2026-11-24, 16-bit dtypes, shapes (B, T x S, N, H), forward
+    Times in ms, cuDNN first, then ours: H200, 2026-11, 16-bit dtypes, shapes (B, T x S, N, H), forward
     only or with gradients "(g)". XLA's own softmax between its products was at most 6 % faster than ours,
     in those of 23 measured layers that take 0.1 ms or more.
     """
-    # Below 2^24 scores ours takes no longer than cuDNN takes to start.
+    # Below this number of scores, 2^24 at a depth of 32 and 2^22 at 128, ours takes no longer than cuDNN
+    # takes to start. In 20 layers with 4 to 14 million scores the choice takes 1.06 times as long as the
+    # better one, 1.31 times with a limit of 2^24 at every depth (geometric means).
+    # (16, 128 x 128, 16, 128): 0.056, 0.054; (g) 0.116, 0.152
+    # (8, 256 x 256, 8, 128): 0.065, 0.040; (g) 0.116, 0.107
+    # (16, 128 x 128, 16, 64): 0.054, 0.041; (g) 0.112, 0.116
+    # (32, 128 x 128, 16, 64): 0.061, 0.071; (g) 0.123, 0.202
+    # (4, 512 x 512, 8, 64): 0.067, 0.045; (g) 0.127, 0.121
+    # (30, 128 x 128, 28, 128): 0.058, 0.177; (g) 0.247, 0.466
     # (1, 1664 x 1664, 2, 128) causal: 0.073, 0.052
     # (8, 384 x 384, 8, 32): 0.072, 0.052; (g) 0.187, 0.108
     # (2, 427 x 1280, 31, 40) causal: 0.086, 0.128
     # (16, 512 x 512, 8, 64) mask: 0.091, 0.172; (g) 0.216, 0.319
     # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
     # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
-    batch, t, s, heads, _, _ = problem.shape
-    is_large = batch * heads * t * s >= 2**24
+    batch, t, s, heads, _, depth = problem.shape
+    is_large = batch * heads * t * s * min(max(depth, 32), 128) >= 2**29
     # With fewer than 64 blocks, cuDNN leaves most of the GPU idle. It has one block per 128 queries
     # forward, and per 128 keys backward.
     # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367

@@ -189,7 +189,7 @@ def apply(
         dtype = jnp.dtype(result_dtype)
         if x.dtype == jnp.float32 and dtype.itemsize == 2:
             attributes["result_dtype"] = dtype.name
-    x = jnp.broadcast_to(x, shape)
+    x = _broadcast(x, shape)
     if implementation == "xla":
         y = masked_softmax_fwd.reference(x, *sides, **attributes)
     else:
@@ -239,4 +239,11 @@ def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array
     """Broadcasts a mask or bias to the rank and the columns of the scores."""
     leading = (1,) * (len(shape) - side.ndim)
     side = side.reshape(*leading, *side.shape)
-    return jnp.broadcast_to(side, (*side.shape[:-1], shape[-1]))
+    return _broadcast(side, (*side.shape[:-1], shape[-1]))
+
+
+def _broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Broadcasts an array. Gradients of 16-bit ones are summed in float32, as `jnp.sum` does."""
+    if x.shape == shape or x.dtype == jnp.bool_:
+        return jnp.broadcast_to(x, shape)
+    return jnp.broadcast_to(x.astype(reference.compute_dtype(x)), shape).astype(x.dtype)

@@ -111,7 +111,9 @@ def test_what_our_kernels_serve(options):
 def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
     assert plan(cudnn_version=0).implementation == "ffi"
     assert plan((8, 384, 8, 32)).implementation == "ffi"
-    assert plan((1, 1664, 2, 128)).implementation == "ffi"  # 5.5 million scores
+    assert plan((1, 1664, 2, 128)).implementation == "ffi"  # 26 blocks
+    assert plan((16, 128, 16, 64)).implementation == "ffi"
+    assert plan((16, 128, 16, 128)).implementation == "cudnn"
     assert plan((4, 1024, 16, 64)).implementation == "cudnn"
     assert plan(bias="bfloat16").implementation == "ffi"
     assert plan(dtype="float16", mask=True).implementation == "ffi"

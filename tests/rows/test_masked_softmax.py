@@ -293,6 +293,19 @@ def test_scores_broadcast_against_mask_and_bias():
     np.testing.assert_array_equal(got, jk.scaled_masked_softmax(*full))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_broadcast_operands_have_gradients_summed_in_float32(dtype):
+    """Gradients of a row sum to 0, but for their rounding. Partial sums of 8 bits would err by more."""
+    rng = np.random.default_rng(3)
+    dy, row = (jnp.asarray(rng.standard_normal((25, n)), dtype) for n in (300, 1))
+    full = jnp.zeros((25, 300), dtype)
+    for scores, bias in ((full, row), (row, full)):
+        _, pull = jax.vjp(lambda x, b: jk.scaled_masked_softmax(x, bias=b), scores, bias)
+        dx, db = (np.asarray(d, np.float32) for d in pull(dy))
+        narrow, wide = sorted((dx, db), key=np.size)
+        np.testing.assert_allclose(narrow, wide.sum(-1, keepdims=True), rtol=2e-2, atol=1e-6)
+
+
 @pytest.mark.half_on_a_cpu
 @dtypes
 def test_the_plain_jax_implementation(dtype):
