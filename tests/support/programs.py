@@ -39,3 +39,13 @@ def run_python(*arguments, expect=0, timeout=300, **environment):
         f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
     )
     return result.stdout, result.stderr
+
+
+def run_programs(programs, folder, **environment):
+    """Runs programs by `forked_programs.py`, with files in a folder. Returns (exit code, output) of each."""
+    paths = [folder / f"{number}.py" for number in range(len(programs))]
+    for path, program in zip(paths, programs, strict=True):
+        path.write_text(program)
+    codes, _ = run_python("forked_programs.py", *paths, timeout=1200, **environment)
+    outputs = [path.with_suffix(".py.out").read_text() for path in paths]
+    return list(zip(map(int, codes.split()), outputs, strict=True))
