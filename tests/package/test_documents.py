@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from programs import ROOT, run_programs
+from programs import ROOT, SUPPORT, run_texts
 
 import jaxkernels as jk
 
@@ -50,7 +50,7 @@ def outcomes(tmp_path_factory):
         (makes_devices, {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None}),
     ):
         folder = tmp_path_factory.mktemp("programs")
-        ran = run_programs([PROGRAMS[name] for name in names], folder, **environment)
+        ran = run_texts([PROGRAMS[name] for name in names], folder, **environment)
         found |= dict(zip(names, ran, strict=True))
     return found
 
@@ -148,8 +148,8 @@ def test_what_the_guide_says_is_sent(tmp_path):
             f"print('found', hlo.collectives(jax.jit({function}).lower({operands}).compile().as_text()))\n"
             for function, operands, _ in programs
         )
-        texts.append(f"import hlo\n{block}\n{shown}")
-    outcomes = run_programs(texts, tmp_path, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
+        texts.append(f"import sys\nsys.path.append({str(SUPPORT)!r})\nimport hlo\n{block}\n{shown}")
+    outcomes = run_texts(texts, tmp_path, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
     for (code, output), programs in zip(outcomes, calls, strict=True):
         assert code == 0, output
         found = [line for line in output.splitlines() if line.startswith("found")]
