@@ -144,7 +144,7 @@ X64 = {"float32": (False, True), "bfloat16": (True,), "float16": (False,), "floa
 @pytest.mark.parametrize(
     ("name", "dtype", "x64"),
     [
-        pytest.param(name, dtype, x64, id=f"{name}-{dtype}-{64 if x64 else 32}")
+        pytest.param(name, dtype, x64, id=f"{dtype}-{64 if x64 else 32}-{name}")
         for name, function in CASES.items()
         for dtype in function.dtypes
         for x64 in X64[dtype]
