@@ -156,6 +156,8 @@ def test_strict_promotion(name, dtype, x64):
         operands = [jnp.asarray(x) for x in CASES[name].draw(dtype, g=2, h=4)]
         function, xs = CASES[name].of_moving(CASES[name].ours, operands)
         programs = orders, TRANSFORMS["vmap-last-axis"], TRANSFORMS["vmap-grad"]
+        if not cases.ON_GPU and dtype in ("float16", "float64"):
+            programs = programs[:1]  # other dtypes have the rest on a CPU
         # One module of all of them is lowered in half of the time.
         traced = jax.jit(lambda *xs: [of(function, *xs) for of in programs]).trace(*xs)
         # On a TPU the kernels' plain-JAX form runs. A linear layer's loss is lowered for one platform at a
