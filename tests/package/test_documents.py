@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from programs import ROOT, run_python
+from programs import ROOT, SUPPORT, run_texts
 
 import jaxkernels as jk
 
@@ -39,13 +39,27 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_every_python_block_is_a_program(name):
-    """By itself: somebody copies one block, not those above it as well."""
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Exit code and output of each program."""
     pytest.importorskip("flax")
-    makes_devices = "jax_num_cpu_devices" in PROGRAMS[name]
-    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None} if makes_devices else {}
-    run_python("-c", PROGRAMS[name], **environment)
+    makes_devices = [name for name in PROGRAMS if "jax_num_cpu_devices" in PROGRAMS[name]]
+    found = {}
+    for names, environment in (
+        ([name for name in PROGRAMS if name not in makes_devices], {}),
+        (makes_devices, {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None}),
+    ):
+        folder = tmp_path_factory.mktemp("programs")
+        ran = run_texts([PROGRAMS[name] for name in names], folder, **environment)
+        found |= dict(zip(names, ran, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_python_block_is_a_program(outcomes, name):
+    """By itself: somebody copies one block, not those above it as well."""
+    code, output = outcomes[name]
+    assert code == 0, output
 
 
 def anchors(path):
@@ -117,7 +131,7 @@ def test_words(text, found, tmp_path):
     assert found in answer.stdout
 
 
-def test_what_the_guide_says_is_sent():
+def test_what_the_guide_says_is_sent(tmp_path):
     """docs/sharding.md names the right collectives for each of its programs."""
     programs_shown = blocks(SHARDING, "python")
     calls = [
@@ -128,15 +142,17 @@ def test_what_the_guide_says_is_sent():
         ],
         [("jax.grad(loss)", "table", ["all-reduce"] * 3)],
     ]
+    texts = []
     for block, programs in zip(programs_shown, calls, strict=True):
         shown = "".join(
             f"print('found', hlo.collectives(jax.jit({function}).lower({operands}).compile().as_text()))\n"
             for function, operands, _ in programs
         )
-        stdout, _ = run_python(
-            "-c", f"import hlo\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
-        )
-        found = [line for line in stdout.splitlines() if line.startswith("found")]
+        texts.append(f"import sys\nsys.path.append({str(SUPPORT)!r})\nimport hlo\n{block}\n{shown}")
+    outcomes = run_texts(texts, tmp_path, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
+    for (code, output), programs in zip(outcomes, calls, strict=True):
+        assert code == 0, output
+        found = [line for line in output.splitlines() if line.startswith("found")]
         assert found == [f"found {expected}" for _, _, expected in programs]
 
 

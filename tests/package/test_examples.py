@@ -4,10 +4,12 @@ import functools
 import importlib.util
 import json
 import math
+import shlex
 import sys
 
 import pytest
-from programs import ROOT, run_python
+from cases import ON_GPU
+from programs import ROOT, run_programs, run_python
 
 import jaxkernels.flax
 
@@ -33,10 +35,19 @@ def what_examples_import():
         pytest.importorskip(module)
 
 
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Exit code and output of each example."""
+    commands = [map(str, (path, *ARGUMENTS.get(path.stem, ()))) for path in PROGRAMS]
+    ran = run_programs(map(shlex.join, commands), tmp_path_factory.mktemp("examples"))
+    return dict(zip(PROGRAMS, ran, strict=True))
+
+
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
-def test_example_runs(path):
-    stdout, _ = run_python(path, *ARGUMENTS.get(path.stem, ()))
-    assert stdout
+def test_example_runs(outcomes, path):
+    code, output = outcomes[path]
+    assert code == 0, output
+    assert output
 
 
 def example(name):
@@ -136,15 +147,17 @@ def test_what_was_exported_is_served(tmp_path):
 # Both tests need the same two trainings, which take longer than any other test.
 one_process = pytest.mark.xdist_group("language model")
 
+STEPS = 160 if ON_GPU else 100
+
 
 @pytest.fixture(scope="module")
 def loss_curves(tmp_path_factory):
     folder = tmp_path_factory.mktemp("char_lm")
     curves = {}
-    for name, steps in (("flax", 40), ("jaxkernels", 160)):
+    for name, steps in (("flax", 40), ("jaxkernels", STEPS)):
         written = folder / f"{name}.json"
         options = ("--short", "--attention", name, "--steps", steps, "--json", written)
-        stdout, _ = run_python(LONG, *options, JAX_DISABLE_MOST_OPTIMIZATIONS=None)
+        stdout, _ = run_python(LONG, *options)
         assert "the model writes:\n\ndef " in stdout
         curves[name] = json.loads(written.read_text())["losses"]
     return curves
@@ -154,7 +167,7 @@ def loss_curves(tmp_path_factory):
 def test_language_model_learns(loss_curves):
     """From a guess, log(128) = 4.85 or worse, to 2.5; counting letters would reach 3.1."""
     losses = loss_curves["jaxkernels"]
-    assert len(losses) == 160
+    assert len(losses) == STEPS
     assert losses[0] > 4.85
     assert sum(losses[-20:]) / 20 < 2.7
 

@@ -144,7 +144,7 @@ X64 = {"float32": (False, True), "bfloat16": (True,), "float16": (False,), "floa
 @pytest.mark.parametrize(
     ("name", "dtype", "x64"),
     [
-        pytest.param(name, dtype, x64, id=f"{name}-{dtype}-{64 if x64 else 32}")
+        pytest.param(name, dtype, x64, id=f"{dtype}-{64 if x64 else 32}-{name}")
         for name, function in CASES.items()
         for dtype in function.dtypes
         for x64 in X64[dtype]
@@ -156,6 +156,8 @@ def test_strict_promotion(name, dtype, x64):
         operands = [jnp.asarray(x) for x in CASES[name].draw(dtype, g=2, h=4)]
         function, xs = CASES[name].of_moving(CASES[name].ours, operands)
         programs = orders, TRANSFORMS["vmap-last-axis"], TRANSFORMS["vmap-grad"]
+        if not cases.ON_GPU and dtype in ("float16", "float64"):
+            programs = programs[:1]  # other dtypes have the rest on a CPU
         # One module of all of them is lowered in half of the time.
         traced = jax.jit(lambda *xs: [of(function, *xs) for of in programs]).trace(*xs)
         # On a TPU the kernels' plain-JAX form runs. A linear layer's loss is lowered for one platform at a
@@ -221,6 +223,10 @@ INPUTS = {
 }
 
 
+# One program: what is tested comes before it.
+number = jax.jit(lambda y: jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2))
+
+
 @pytest.mark.parametrize("name", [n for n in OPTIONS if not n.startswith("matmul")])
 def test_no_nan_is_made(name):
     """By what is masked, eagerly or under jit, forward or backward."""
@@ -228,8 +234,7 @@ def test_no_nan_is_made(name):
     xs = INPUTS.get(name) or OPTIONS[name].draw(g=2, h=4)
 
     def loss(*xs):
-        y = function(*xs)
-        return jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2)
+        return number(function(*xs))
 
     def program(*xs):
         gradient = jax.grad(loss, tuple(range(len(xs))))

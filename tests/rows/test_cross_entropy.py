@@ -375,13 +375,17 @@ def test_weights_mapped_without_the_logits(wrap):
     x, label = jnp.arange(12.0).reshape(3, 4), jnp.array([0, 1, -1])
     weights = jnp.arange(6.0).reshape(2, 3) + 1
 
-    def of(x, w):
+    def loss(x, w):
         results = jk.cross_entropy(
             x, label, weights=w, reduction="mean", return_lse=True, return_entropy=True
         )
         return sum(jnp.sum(jnp.sin(y)) for y in results)
 
-    mapped = wrap(lambda x: jnp.sum(jax.vmap(of, (None, 0))(x, weights)))
-    one_by_one = lambda x: sum(of(x, w) for w in weights)  # noqa: E731
-    for derivative in (jax.grad, jax.hessian, lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]):
-        np.testing.assert_allclose(derivative(mapped)(x), derivative(one_by_one)(x), atol=2e-6)
+    mapped = wrap(lambda x: jnp.sum(jax.vmap(loss, (None, 0))(x, weights)))
+    one_by_one = lambda x: sum(loss(x, w) for w in weights)  # noqa: E731
+    derivatives = jax.grad, jax.hessian, lambda f: lambda x: jax.jvp(f, (x,), (x,))[1]
+    got, want = jax.jit(lambda x: [[of(f)(x) for of in derivatives] for f in (mapped, one_by_one)])(
+        x
+    )
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)

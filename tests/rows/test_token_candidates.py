@@ -92,6 +92,7 @@ def oracle_close(got, want, bound):
     assert ratio <= 1, text
 
 
+@pytest.mark.half_on_a_cpu
 @dtypes
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "none")
 def test_values(options, dtype):

@@ -1,6 +1,7 @@
 """Running other programs from tests, with this interpreter and this repository's files."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,17 @@ def run_python(*arguments, expect=0, timeout=300, **environment):
         f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
     )
     return result.stdout, result.stderr
+
+
+def run_programs(lines, folder, **environment):
+    """Runs command lines without an interpreter by `forked_programs.py`. Returns (exit code, output) of each."""
+    codes, _ = run_python("forked_programs.py", folder, *lines, timeout=1200, **environment)
+    return [(int(code), (folder / str(i)).read_text()) for i, code in enumerate(codes.split())]
+
+
+def run_texts(texts, folder, **environment):
+    """Runs programs by their text, from files in a folder. Returns (exit code, output) of each."""
+    paths = [folder / f"{number}.py" for number in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    return run_programs([shlex.quote(str(path)) for path in paths], folder, **environment)

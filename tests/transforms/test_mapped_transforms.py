@@ -76,8 +76,8 @@ def drawn(function, levels):
     return operands, [np.cos(operands[i]) for i in function.moving]
 
 
-def derivatives(function, operands, tangents):
-    """The value, the gradient, and the gradient of its product with the tangents."""
+def derivatives(function, operands, tangents, order=2):
+    """The value, the gradient, and with order 2 the gradient of its product with the tangents."""
     moving = [i for i, x in enumerate(operands) if jnp.issubdtype(x.dtype, jnp.inexact)]
 
     def loss(some):
@@ -92,7 +92,11 @@ def derivatives(function, operands, tangents):
         pairs = zip(gradient, tangents, strict=True)
         return sum(jnp.sum(dx.astype(jnp.float32) * t) for dx, t in pairs), (value, gradient)
 
-    second, (value, gradient) = jax.grad(along, has_aux=True)([operands[i] for i in moving])
+    xs = [operands[i] for i in moving]
+    if order == 1:
+        value, gradient = jax.value_and_grad(loss)(xs)
+        return value, (gradient,)
+    second, (value, gradient) = jax.grad(along, has_aux=True)(xs)
     return value, (gradient, second)
 
 
@@ -144,7 +148,10 @@ def of_repeated(program, function, levels, operands, tangents):
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_subset(name):
-    """Value, gradient and second derivative. Two programs compute what is wanted: compiling is what costs."""
+    """Value, gradient and second derivative. Two programs compute what is wanted: compiling is what costs.
+
+    On a CPU every other of the two vmaps has no second derivative.
+    """
     function = CASES[name]
     tolerance = 0.03 if function.dtypes[0] == "bfloat16" else 1e-4
     count = len(function.operands)
@@ -153,10 +160,13 @@ def test_every_subset(name):
         jax.jit(functools.partial(derivatives, mapped(peer, ((True,) * count,) * depth, by)))
         for depth in (1, 2)
     ]
-    for levels in every_level(count):
+    for number, levels in enumerate(every_level(count)):
         given = drawn(function, levels)
-        got = jax.jit(functools.partial(derivatives, mapped(function.ours, levels)))(*given)
-        want = of_repeated(wanted[len(levels) - 1], function, levels, *given)
+        order = 2 if ON_GPU or len(levels) == 1 or number % 2 == 0 else 1
+        program = functools.partial(derivatives, mapped(function.ours, levels), order=order)
+        got = jax.jit(program)(*given)
+        value, orders = of_repeated(wanted[len(levels) - 1], function, levels, *given)
+        want = value, orders[:order]
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
             atol = tolerance * max(1.0, np.max(np.abs(b)))

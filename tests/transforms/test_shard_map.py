@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import ON_GPU
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from public_functions import FUNCTIONS, NAMES
@@ -52,7 +53,8 @@ def inside(f, varying, same):
 
 
 @pytest.mark.parametrize(
-    ("name", "check_vma"), [*((n, True) for n in NAMES), *((n, False) for n in NAMES[::2])]
+    ("name", "check_vma"),
+    [*((n, True) for n in NAMES), *((n, False) for n in NAMES[:: 2 if ON_GPU else 4])],
 )
 def test_shard_map(name, check_vma, cpu_devices):
     mesh = jax.make_mesh(
