@@ -137,31 +137,38 @@ def pytest_addoption(parser):
     parser.addoption(
         "--full", action="store_true", help="all cases of the tests marked half_on_a_cpu"
     )
-    parser.addoption("--quarter", action="store_true", help="a quarter of their cases, on a CPU")
+    parser.addoption(
+        "--quarter", action="store_true", help="on a CPU a quarter of them, if it has every value"
+    )
 
 
-def _half(items, step=2):
+def _half(items, quarter):
     """All tests, but of those marked half_on_a_cpu the cases on the white squares of a board.
 
     A board's sides are the parameters. Every two values of two of them meet on a white square where a third has two
-    values or more; of a board of two sides half of the pairs are left out. A step of 4 leaves out every other white
-    square of a board of several sides.
+    values or more; of a board of two sides half of the pairs are left out. `quarter` leaves out every other white
+    square of a board whose sides, two or more, have four values or more.
     """
     numbers = {}  # of the values of each parameter of each test, in the order in which they come
+    sides_of = {}
     for item in items:
         if item.get_closest_marker("half_on_a_cpu") is None or not hasattr(item, "callspec"):
-            yield item
             continue
         params = item.callspec.params
         sides = [mark.args[0] for mark in item.iter_markers("parametrize")]
         sides = [n.split(",") if isinstance(n, str) else n for n in sides]
         sides = [tuple(name.strip() for name in names) for names in sides]
         sides += [(name,) for name in params if not any(name in names for names in sides)]
-        place = 0
-        for names in sides:
-            known = numbers.setdefault((item.function, names), {})
-            place += known.setdefault(tuple(id(params[name]) for name in names), len(known))
-        if place % (step if len(sides) > 1 else 2) == 0:
+        sides_of[item] = [
+            (numbers.setdefault((item.function, names), {}), tuple(id(params[x]) for x in names))
+            for names in sides
+        ]
+        for known, value in sides_of[item]:
+            known.setdefault(value, len(known))
+    for item in items:
+        sides = sides_of.get(item, [])
+        is_large = len(sides) > 1 and min(len(known) for known, _ in sides) >= 4
+        if sum(known[value] for known, value in sides) % (4 if quarter and is_large else 2) == 0:
             yield item
 
 
@@ -172,7 +179,7 @@ def pytest_collection_modifyitems(config, items):
     """
     items.sort(key=lambda item: "racecheck" not in item.nodeid)
     if not OPTIMIZED and not config.getoption("--full"):
-        half = list(_half(items, 4 if config.getoption("--quarter") else 2))
+        half = list(_half(items, config.getoption("--quarter")))
         config.hook.pytest_deselected(items=list(set(items).difference(half)))
         items[:] = half
 
