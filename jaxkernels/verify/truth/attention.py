@@ -7,6 +7,7 @@ where it is narrower (else 0). Whatever is stored in 16 bits is rounded once mor
   relative error: exponential, its argument |s - max|, sum of S terms, quotient.
 * Products of 16-bit operands are XLA's, which may sum parts of a row apart and round these sums to 16 bits: us of the
   sum of all sizes. (H200, bfloat16, one query and 130 keys: 0.58 us; as float32 products 0.42.)
+* Our flash kernels split an operand into a pair of float16 numbers: 2^-22 of it, or 2^-40 of the largest (docs/attention.md).
 * cuDNN rounds exp(s - m) to 16 bits, for the m of the keys so far, before it divides by the sum in float32: the same us of
   a weight. Its D = sum y dy has the y that was stored: us |y||dy| and the error of y, which us of the weights and of dp
   in sum p dp bound.
@@ -42,9 +43,14 @@ class Truth:
         v: Any,
         dtype: str = "float32",
         empty_rows: str | None = "zero",
+        is_split: bool = False,
         **options: Any,
     ) -> None:
-        """Computes the weights; options are those of `jaxkernels.dot_product_attention`."""
+        """Computes the weights; options are those of `jaxkernels.dot_product_attention`.
+
+        `is_split` says that each operand is a pair of float16 numbers.
+        """
+        self.is_split = is_split
         p = PRECISION[dtype]
         us = p.us if np.dtype(compute(dtype)).itemsize > q.dtype.itemsize else 0.0
         self.stored = replace(p, us=us)  # float32 is stored as it is
@@ -84,7 +90,12 @@ class Truth:
             self.rows[:, 0, :, 0] = np.arange(t) < np.asarray(lengths)[:, None]
 
     def _known(self, x: Any) -> Bounded:
-        return known(x, self.precision)
+        found = known(x, self.precision)
+        if not self.is_split or not x.size:
+            return found
+        size = np.where(np.isfinite(found.value), np.abs(found.value), 0)
+        largest = size.max((1, -1), keepdims=True)  # of each head
+        return found.plus_error(2.0**-22 * size + 2.0**-40 * largest)
 
     def _product(self, labels: str, a: Bounded, b: Bounded) -> Bounded:
         return contraction(labels, a, b, parts=self.stored)
