@@ -172,9 +172,10 @@ def _is_faster_in_cudnn(problem: Problem) -> bool:
     only or with gradients "(g)". XLA's own softmax between its products was at most 6 % faster than ours,
     in those of 23 measured layers that take 0.1 ms or more.
     """
-    # Below this number of scores, 2^24 at a depth of 32 and 2^22 at 128, ours takes no longer than cuDNN
-    # takes to start. In 20 layers with 4 to 14 million scores the choice takes 1.06 times as long as the
-    # better one, 1.31 times with a limit of 2^24 at every depth (geometric means).
+    # Below this number of scores ours takes no longer than cuDNN takes to start. In 20 forward layers and
+    # layers with gradients, of 4 to 14 million scores, the choice takes 1.06 times as long as the better
+    # one (geometric mean; 1.6 times at most), 1.31 times with a limit of 2^24 at every depth. Decoding
+    # was not measured with fewer scores than that.
     # (16, 128 x 128, 16, 128): 0.056, 0.054; (g) 0.116, 0.152
     # (8, 256 x 256, 8, 128): 0.065, 0.040; (g) 0.116, 0.107
     # (16, 128 x 128, 16, 64): 0.054, 0.041; (g) 0.112, 0.116
@@ -188,7 +189,8 @@ def _is_faster_in_cudnn(problem: Problem) -> bool:
     # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
     # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
     batch, t, s, heads, _, depth = problem.shape
-    is_large = batch * heads * t * s * min(max(depth, 32), 128) >= 2**29
+    least = 2**24 if min(t, s) < 128 else 2**29 // min(max(depth, 32), 128)
+    is_large = batch * heads * t * s >= least
     # With fewer than 64 blocks, cuDNN leaves most of the GPU idle. It has one block per 128 queries
     # forward, and per 128 keys backward.
     # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367

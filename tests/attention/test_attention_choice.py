@@ -114,6 +114,9 @@ def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
     assert plan((1, 1664, 2, 128)).implementation == "ffi"  # 26 blocks
     assert plan((16, 128, 16, 64)).implementation == "ffi"
     assert plan((16, 128, 16, 128)).implementation == "cudnn"
+    assert plan((16, 256, 16, 16)).implementation == "cudnn"  # 2^24 scores
+    assert plan((15, 256, 16, 16)).implementation == "ffi"
+    assert plan((64, 16, 32, 128), (64, 256, 32, 128)).implementation == "ffi"
     assert plan((4, 1024, 16, 64)).implementation == "cudnn"
     assert plan(bias="bfloat16").implementation == "ffi"
     assert plan(dtype="float16", mask=True).implementation == "ffi"
