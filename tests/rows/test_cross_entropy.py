@@ -64,6 +64,23 @@ def test_kernels_of_rows_with_scales(dtype, tier):
             check_kernels(xs, dtype, tier, scales=scales)
 
 
+@pytest.mark.parametrize("cap", [0.01, 50.0, 3e4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_16_bit_logit_with_a_cap(dtype, cap):
+    """The log-sum-exp of one class is its capped logit. XLA's tanh, which a CPU runs, decreases at times."""
+    x = np.arange(2**16, dtype=np.uint16).view(oracle.storage(dtype))
+    x = np.sort(x[np.isfinite(x)])
+    x = np.concatenate([x, np.asarray([np.inf, -np.inf, np.nan], x.dtype)])
+    no_label = np.full(len(x), -1)
+    results = jk.cross_entropy(x[:, None], no_label, logit_soft_cap=cap, return_lse=True)
+    *found, of_inf, of_minus_inf, of_nan = np.asarray(results[1], np.float64)
+    want = cap * np.tanh(oracle.widen(x[:-3]).astype(np.float64) / cap)
+    np.testing.assert_allclose(found, want, rtol=2.0**-15, atol=2.0**-125 * max(cap, 1))
+    assert np.diff(found).min() >= (0 if cases.ON_GPU else -(2.0**-21) * cap)
+    assert (of_inf, of_minus_inf) == (np.float32(cap), -np.inf)
+    assert np.isnan(of_nan)
+
+
 @pytest.mark.smoke
 @dtypes
 def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
