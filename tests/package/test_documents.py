@@ -55,6 +55,7 @@ def outcomes(tmp_path_factory):
     return found
 
 
+@pytest.mark.xdist_group("programs of documents")  # one process runs all of them
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_python_block_is_a_program(outcomes, name):
     """By itself: somebody copies one block, not those above it as well."""

@@ -43,6 +43,7 @@ def outcomes(tmp_path_factory):
     return dict(zip(PROGRAMS, ran, strict=True))
 
 
+@pytest.mark.xdist_group("examples")  # one process runs all of them
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
 def test_example_runs(outcomes, path):
     code, output = outcomes[path]
