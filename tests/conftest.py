@@ -138,7 +138,9 @@ def pytest_addoption(parser):
         "--full", action="store_true", help="all cases of the tests marked half_on_a_cpu"
     )
     parser.addoption(
-        "--quarter", action="store_true", help="on a CPU a quarter of them, if it has every value"
+        "--quarter",
+        action="store_true",
+        help="on a CPU a quarter of the cases of the tests marked half_on_a_cpu, if it has every value",
     )
 
 

@@ -246,4 +246,4 @@ def _broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Broadcasts an array. Gradients of 16-bit arrays are summed in float32, as `jnp.sum` does."""
     if x.shape == shape or x.dtype == jnp.bool_:
         return jnp.broadcast_to(x, shape)
-    return jnp.broadcast_to(x.astype(reference.compute_dtype(x)), shape).astype(x.dtype)
+    return jnp.broadcast_to(reference.widen(x), shape).astype(x.dtype)
