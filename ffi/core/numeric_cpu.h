@@ -238,15 +238,27 @@ JK_INLINE C Exp(C x, C error) {
 }
 
 // exp(x) - 1 for x <= 0, to a few units in the last place, also near 0. NaN stays NaN.
-JK_INLINE double ExpMinusOne(double x) {
-  using K = ExpConstants<double>;
-  x = x < -60.0 ? -60.0 : x;  // -1 from there on
-  const double rounded = x * K::kLog2E + K::kRounder;
-  const double n = rounded - K::kRounder;
-  const double r = (x - n * K::kLog2High) - n * K::kLog2Low;
-  const uint64_t integer = BitCast<uint64_t>(rounded) - BitCast<uint64_t>(K::kRounder);
-  const double power = BitCast<double>((integer + K::kBias) << K::kFractionBits);
+template <typename C>
+JK_INLINE C ExpMinusOne(C x) {
+  using K = ExpConstants<C>;
+  using Bits = typename K::Bits;
+  x = x < C(-60) ? C(-60) : x;  // -1 from there on
+  const C rounded = x * K::kLog2E + K::kRounder;
+  const C n = rounded - K::kRounder;
+  const C r = (x - n * K::kLog2High) - n * K::kLog2Low;
+  const Bits integer = BitCast<Bits>(rounded) - BitCast<Bits>(K::kRounder);
+  const C power = BitCast<C>((integer + K::kBias) << K::kFractionBits);
   return power * (ExpSlope(r) * r) + (power - 1);
+}
+
+// tanh(x) to less than three units in the last place (float64: four). It does not decrease for
+// numbers of float32; NaN stays NaN.
+template <typename C>
+JK_INLINE C Tanh(C x) {
+  const C size = x < 0 ? -x : x;
+  const C less = ExpMinusOne(-2 * size);
+  const C result = -less / (2 + less);
+  return x < 0 ? -result : result;
 }
 
 // Largest magnitude of a row's maximum for ExpTimesPower: then |n| stays below 2^9.

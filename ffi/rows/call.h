@@ -32,7 +32,7 @@ struct RowScalars {
 // Logits x of a row become cap tanh(x / cap) / temperature, without a cap x / temperature; -inf
 // stays -inf.
 struct RowScales {
-  const void* data;  // null: no transform. GPU only
+  const void* data;  // null: no transform
   int count;
 };
 

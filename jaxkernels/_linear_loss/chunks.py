@@ -62,13 +62,11 @@ class RowCalls:
             "in_place", where the gradient overwrites the logits, which JAX cannot differentiate.
         require_kernel: see `RowKernel.__call__`.
         axes: the mesh axes over which the columns of "in_place" are sharded.
-        scales: whether the kernels of "in_place" apply scales; those of a CPU do not.
     """
 
     way: Literal["plain", "primitive", "in_place"]
     require_kernel: bool = False
     axes: tuple[str, ...] = ()
-    scales: bool = True
 
     def __call__(self, kernel: RowKernel, *operands: jax.Array, **attributes: Any) -> Any:
         """The result of the kernel, or the list of results."""
@@ -259,7 +257,7 @@ class _Piece:
         if operation == "jvp":
             return {"tangent": self._tangent(given, logits)}
         # Kernels apply scales, but plain JAX those that have gradients.
-        is_scaled = "scales" in given and "dscales" not in self.call.wanted and self.rows.scales
+        is_scaled = "scales" in given and "dscales" not in self.call.wanted
         scaled = logits
         if "scales" in given and not is_scaled:
             scaled = reference.scaled(logits, given["scales"])

@@ -56,7 +56,7 @@ def partitioned(
         over = {"dw": of_rows, "dbias": of_rows, "loss": summed}
         over |= {"dx": of_classes, "dscales": of_classes}
         way = "in_place" if uses_kernels else "plain"
-        rows = RowCalls(way, axes=of_classes, scales=platform == "cuda")
+        rows = RowCalls(way, axes=of_classes)
 
         def reduced(*parts: jax.Array) -> list[jax.Array]:
             """This device's results; sums are all-reduced over the devices that contribute to them."""

@@ -204,7 +204,7 @@ def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: C
         if is_plain:
             rows = RowCalls("plain")
         elif uses_kernels and partitioned_calls.runs_on_its_own(ctx):
-            rows = RowCalls("in_place", scales=platform == "cuda")
+            rows = RowCalls("in_place")
         return mlir.lower_fun(functools.partial(partitioning.local, call, rows, platform))(
             ctx, *operands
         )

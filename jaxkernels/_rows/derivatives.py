@@ -17,7 +17,6 @@ from jax.interpreters import ad
 
 from jaxkernels._rows import calls
 from jaxkernels._rows.contract import RowKernel
-from jaxkernels._rows.reference import scaled
 
 
 def define_derivatives(
@@ -137,18 +136,3 @@ def jvp_of(
         return function(operands)
 
     return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
-
-
-def of_scaled_logits(kernel: RowKernel, params: dict[str, Any], *operands: jax.Array) -> Any:
-    """The results of a kernel of logits that XLA transforms: on a CPU its tanh is the fastest."""
-    roles = [x.role for x in kernel.operands_of(**params)]
-    at = roles.index("scales")
-    z, pull_back = jax.vjp(lambda x: scaled(x, operands[at]), operands[0])
-    others = (*operands[1:at], *operands[at + 1 :])
-    results = kernel(z, *others, **{**params, "has_scales": False})
-    several = kernel.primitive.multiple_results
-    found = [
-        y if spec.is_of_row else pull_back(y)[0]
-        for y, spec in zip(results if several else [results], kernel.operation.results, strict=True)
-    ]
-    return found if several else found[0]

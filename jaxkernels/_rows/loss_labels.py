@@ -56,7 +56,8 @@ def fwd_of_labels(
     """The residuals of rows with several labels, from a call for rows without a label."""
     kept = call(x, _without_label(label), *scales)
     found = at_labels(x, label)
-    found = scaled(found, *scales) if scales else widen(found)
+    # XLA's tanh differs from the kernel's: a logarithm of a probability could be positive.
+    found = jnp.minimum(scaled(found, *scales), kept[..., :1]) if scales else widen(found)
     return joined([kept[..., :-1], jnp.where(label >= x.shape[-1], jnp.nan, found)])
 
 

@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
-from jaxkernels._rows import calls, derivatives, partitioning, plan
+from jaxkernels._rows import calls, partitioning, plan
 from jaxkernels._rows.contract import RowKernel
 
 
@@ -40,8 +40,6 @@ def lower_kernel(
         return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
 
     name = kernel.primitive.name
-    if attributes.get("has_scales") and platform == "cpu":
-        return traced(functools.partial(derivatives.of_scaled_logits, kernel, options | attributes))
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(
             f"{name}: tier={tier!r} has no kernel for platform 'cpu'. Drop tier= or "

@@ -131,6 +131,13 @@ def test_the_slope_of_scales_at_labels(cap):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
+def test_no_probability_exceeds_one():
+    """XLA caps the logits at ids, whose rounding differs from that of the kernel."""
+    x = np.random.default_rng(0).normal(0, 30, (2000, 1)).astype("float32")
+    x, ids = np.concatenate([x, x - 200], 1), np.tile([[0, 1]], (2000, 1))
+    assert jk.token_log_probs(x, ids, logit_soft_cap=50.0, temperature=0.05).max() <= 0
+
+
 def test_shapes():
     """Any axis; sizes of 1; one id keeps its dimension; no ids, and no classes."""
     x = cases.logits("normal", 6, 20, "float32").reshape(2, 3, 20)

@@ -20,13 +20,13 @@ struct Statistics {
 };
 
 // Per-row inputs: the scalars, or the epsilon if the operation averages; with labels also the
-// label, clamped to cols, and the element there (NaN if the label is too large).
+// label, clamped to cols, the element there (NaN if the label is too large), and the unit.
 template <typename C>
 struct GivenRow {
-  static constexpr double unit = 1;  // there is no temperature
   double scalar[kLossResiduals + kLossCotangents], cols;
   int label;
   C labelled;
+  C unit;  // 1 / temperature
 };
 
 // The arithmetic on storage type T; rows/ops/row_op.h says what operations use. kIsHalf: whether

@@ -65,10 +65,7 @@ ffi::Error Run(ffi::ThreadPool& pool, const RowCall& call) {
 template <auto kRead>
 constexpr auto kHandler = [](ffi::ThreadPool pool, auto... arguments) {
   RowCall call;
-  ffi::Error error = kRead(arguments..., &call);
-  if (error.success() && call.scales.data != nullptr) {
-    error = ffi::Error::InvalidArgument("no CPU kernel applies scales");
-  }
+  const ffi::Error error = kRead(arguments..., &call);
   return error.failure() ? error : Run(pool, call);
 };
 

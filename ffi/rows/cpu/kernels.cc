@@ -7,11 +7,15 @@ bool MayShareRows(const RowCall& call) {
   return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open;
 }
 
+int64_t BuffersOf(const RowCall& call) {
+  const bool is_half = IsHalf(call.dtype), caps = call.scales.count > 1;
+  const int64_t inputs = is_half ? InputsOf(call.operation) : call.scales.data != nullptr ? 1 : 0;
+  return inputs + (is_half && caps ? 1 : 0);
+}
+
 int64_t RoomToShare(const RowCall& call) {
-  const bool hides = HidesElements(call.operation);
-  if (!hides && !IsHalf(call.dtype)) return 0;
-  const bool finds_max = TraitsOf(call.operation).finds_max;
-  const int64_t arrays = !hides ? InputsOf(call.operation) : finds_max ? 2 : 3;
+  const int64_t of_scores = FindsMax(call.operation) ? 2 : 3;
+  const int64_t arrays = HidesElements(call.operation) ? of_scores : BuffersOf(call);
   const int64_t width = std::max<int64_t>(ByteWidth(call.dtype), sizeof(float));
   return arrays * call.arrays.rows * call.arrays.cols * width;
 }

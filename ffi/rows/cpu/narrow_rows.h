@@ -111,6 +111,15 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     if constexpr (Op::kInputs == 2) load(1, second);
 
     C max[kLanes], power[kLanes], of_max[kLanes], labelled[kLanes] = {};
+    alignas(64) C capped[Op::kTakesLabel && Op::kStoresElements ? kMostElements : 1];
+    if constexpr (Op::kTakesLabel) {
+      if (call.scales.data != nullptr) {
+        const GroupScales<C> scales(call.scales, row, count);
+        scales.Apply(size, first);
+        if (scales.caps && Op::kStoresElements) std::copy_n(first, size, capped);
+      }
+      FindLabelled(call, row, count, {first, 0, cols, 1, kLanes}, labelled);
+    }
     C counts[2][kLanes] = {};
     int32_t near[kLanes];
     GroupSums<Op> total = {}, lost = {};  // nearly exact, except for float64
@@ -151,7 +160,6 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       StoreStatistics(call, row, count, found_max, total, lost);
       continue;
     }
-    if constexpr (Op::kTakesLabel) FindLabelled<T>(call, row, count, 0, cols, labelled);
     GroupConstants<Op> constants;
     MakeRows<Op>(call, row, count, max, of_max, total, lost, labelled, true, constants);
     if constexpr (Op::kStoresElements) {
@@ -166,10 +174,15 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       } else {
         finish(std::false_type{});
       }
+      if constexpr (Op::kTakesLabel) {
+        const GroupColumns<C> results = {first, 0, cols, 1, kLanes};
+        StoreExceptions<Op>(call, row, count, results, constants);
+        const GroupScales<C> scales(call.scales, row, count);
+        if (scales.caps) scales.MultiplyBySlopes(size, capped, first);
+      }
       T* const out = static_cast<T*>(call.arrays.out) + row * cols;
       StoreColumns<kNarrowCols<Op>>(first, call.dtype, cols, count < kLanes ? padded : out);
       if (count < kLanes) std::copy_n(padded, count * cols, out);
-      StoreExceptions<Op>(call, row, count, 0, cols, constants);
     }
   }
 }

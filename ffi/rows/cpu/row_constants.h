@@ -15,6 +15,7 @@
 
 #include "rows/call.h"
 #include "rows/cpu/arithmetic.h"
+#include "rows/cpu/logit_scales.h"
 #include "rows/cpu/vectors.h"
 
 namespace jaxkernels {
@@ -124,12 +125,14 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
   const PerRowOperands<Op> operands = {call.scalars_in, call.scalars_out, call.dtype};
   C taken[std::max(1, Op::kTakes)][kLanes] = {};
   int label[kLanes] = {};
+  C unit[kLanes] = {};
   for (int i = 0; i < Op::kTakes; ++i) {
     for (int64_t r = 0; r < count; ++r) taken[i][r] = operands.Take(index + r, i);
   }
   if constexpr (Op::kTakesLabel) {
     for (int64_t r = 0; r < count; ++r) {
       label[r] = static_cast<int>(std::min<int64_t>(call.labels[index + r], call.arrays.cols));
+      unit[r] = LogitScale<C>(call.scales, index + r).factor;
     }
   }
 #pragma omp simd
@@ -140,7 +143,9 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
     GivenRow<C> given = {};
     given.cols = static_cast<double>(call.arrays.cols);
     for (int i = 0; i < Op::kTakes; ++i) given.scalar[i] = taken[i][r];
-    if constexpr (Op::kTakesLabel) given.labelled = labelled[r], given.label = label[r];
+    if constexpr (Op::kTakesLabel) {
+      given.labelled = labelled[r], given.label = label[r], given.unit = unit[r];
+    }
     if constexpr (Op::kAverages) given.scalar[0] = call.epsilon;
     MakeRow<Op>(found, given, r, constants);
   }
@@ -159,39 +164,43 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
   }
 }
 
-// The elements at the labels of rows, if in columns [begin, end), else 0; NaN for a label that is
-// too large. Read them before terms or results are stored, which may overwrite them.
-template <typename T, typename C>
-JK_INLINE void FindLabelled(const RowCall& call, int64_t row, int64_t count, int64_t begin,
-                            int64_t end, C* labelled) {
+// Elements of a group of rows in columns [begin, end), in the compute type.
+template <typename C>
+struct GroupColumns {
+  C* data;
+  int64_t begin, end;
+  int64_t row_stride, col_stride;
+
+  JK_INLINE bool Has(int64_t col) const { return col >= begin && col < end; }
+  JK_INLINE C& At(int64_t row, int64_t col) const {
+    return data[row * row_stride + (col - begin) * col_stride];
+  }
+};
+
+// The elements of `x` at the labels of rows, or 0 for labels in other columns; NaN for a label that
+// is too large. Read them before terms or results are stored, which may overwrite them.
+template <typename C>
+JK_INLINE void FindLabelled(const RowCall& call, int64_t row, int64_t count,
+                            const GroupColumns<const C>& x, C* labelled) {
   if (call.labels == nullptr) return;
-  const int64_t cols = call.arrays.cols;
-  const T* const x = static_cast<const T*>(call.arrays.in[0]) + row * cols;
   for (int64_t r = 0; r < count; ++r) {
     const int64_t label = call.labels[row + r];
-    if (label >= begin && label < end) labelled[r] = Widen(x[r * cols + label], call.dtype);
-    if (label >= cols) labelled[r] = std::numeric_limits<C>::quiet_NaN();
+    if (x.Has(label)) labelled[r] = x.At(r, label);
+    if (label >= call.arrays.cols) labelled[r] = std::numeric_limits<C>::quiet_NaN();
   }
 }
 
-// Replaces special results of rows in columns [begin, end): at the label, or everywhere.
-template <typename Op>
-JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count, int64_t begin,
-                               int64_t end, const GroupConstants<Op>& rows) {
-  if constexpr (Op::kTakesLabel) {
-    using T = typename Op::Storage;
-    const int64_t cols = call.arrays.cols;
-    T* out = static_cast<T*>(call.arrays.out) + row * cols;
-    for (int64_t r = 0; r < count; ++r, out += cols) {
-      const int64_t label = call.labels[row + r];
-      T value;
-      const typename Op::Row of_row = RowAt<Op>(rows, r);
-      Narrow(of_row.other.result, call.dtype, &value);
-      if (of_row.other.HasAll(cols)) {
-        std::fill(out + begin, out + end, value);
-      } else if (label >= begin && label < end) {
-        out[label] = value;
-      }
+// Replaces special results of rows: at the label, or everywhere.
+template <typename Op, typename C>
+JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count,
+                               const GroupColumns<C>& out, const GroupConstants<Op>& rows) {
+  for (int64_t r = 0; r < count; ++r) {
+    const int64_t label = call.labels[row + r];
+    const typename Op::Row of_row = RowAt<Op>(rows, r);
+    if (of_row.other.HasAll(call.arrays.cols)) {
+      for (int64_t col = out.begin; col < out.end; ++col) out.At(r, col) = of_row.other.result;
+    } else if (out.Has(label)) {
+      out.At(r, label) = of_row.other.result;
     }
   }
 }

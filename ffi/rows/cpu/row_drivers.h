@@ -245,7 +245,10 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   const int64_t at_once = segments > 1 ? 1 : std::clamp<int64_t>(most, 1, kLanes);
   const bool loads = !is_shared || range.step == kFirst;
   const int64_t room = is_shared ? call.arrays.rows * cols : at_once * cols;
-  const Buffer<C> own(kIsHalf && !is_shared ? Op::kInputs * room : 0);
+  const bool scales = Op::kTakesLabel && call.scales.data != nullptr;
+  const bool caps = scales && call.scales.count > 1;           // derivatives need the capped logits
+  const bool has_buffers = (kIsHalf || scales) && !is_shared;  // attention scores are loaded
+  const Buffer<C> own(has_buffers ? room * BuffersOf(call) : 0);
   const Buffer<C> own_column(kIsHalf && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
   const C* column = nullptr;
   C* const wide = is_shared ? static_cast<C*>(range.room) : own.data();
@@ -262,7 +265,15 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       C* const buffer = wide + k * room + (is_shared ? first : 0);
       const T* const from = static_cast<const T*>(call.arrays.in[k]) + first;
       on.in[k] = LoadMany(from, call.dtype, loads ? n : 0, buffer);
-      if (k == 0) on.out = ResultBuffer(out, buffer);
+      if (k == 0) on.out = ResultBuffer(out, buffer + (caps ? room : 0));
+    }
+    if constexpr (Op::kTakesLabel) {
+      if (scales) {
+        C* const buffer = wide + (is_shared ? first : 0);
+        if (loads)
+          OnThisMachine<ScaleRows<C>>(call.scales, row, count, n / count, on.in[0], buffer);
+        on.in[0] = buffer;
+      }
     }
     if constexpr (Op::kTakesColumn) {
       if (is_shared || column == nullptr) {
@@ -282,7 +293,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     } else if constexpr (Op::kUsesMax) {
       if (makes(RowStep::kMax)) {
         if constexpr (Op::kTakesLabel) {
-          FindLabelled<T>(call, row, count, first_col, end_col, labelled);
+          FindLabelled(call, row, count, {on.in[0], first_col, end_col, cols, 1}, labelled);
         }
         for (int64_t s = begin; s < end; ++s) {
           const C* const x = on.in[0] + (s - begin) * size;
@@ -350,8 +361,14 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
           FinishRow<Op, false>(from, r * cols, SegmentOf<kVectors>(cols, s), of);
         }
       }
+      if constexpr (Op::kTakesLabel) {
+        const GroupColumns<C> results = {on.out, first_col, end_col, cols, 1};
+        StoreExceptions<Op>(call, row, count, results, constants);
+        if (caps) {
+          OnThisMachine<MultiplyBySlopes<C>>(call.scales, row, count, n / count, on.in[0], on.out);
+        }
+      }
       FlushMany(on.out, call.dtype, n, out);
-      StoreExceptions<Op>(call, row, count, first_col, end_col, constants);
     }
   }
 }
