@@ -24,7 +24,7 @@ struct LogitSums : LossOp<Cpu<T>, kOf> {
   };
   static constexpr int kTermSums = kAll ? 5 : 2;
   static constexpr bool kCounts = true;
-  static constexpr bool kHasNear = std::is_same_v<T, float> && !kAll;
+  static constexpr bool kHasNear = std::is_same_v<T, float>;
 
   JK_INLINE static C SecondTerm(C& term, const auto& /*in*/, bool is_of_max) {
     return Cpu<T>::TakeOutMax(term, is_of_max);
