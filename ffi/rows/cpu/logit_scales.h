@@ -70,39 +70,46 @@ JK_INLINE void MultiplyBySlopes(const RowScales& scales, int64_t row, int64_t co
   }
 }
 
-// The same for a group of rows, with one in each lane.
+// The scales of a group of rows, one in each lane.
 template <typename C>
 struct GroupScales {
   alignas(64) C factor[kLanes], cap[kLanes], range[kLanes], inverse_range[kLanes];
-  bool caps;
 
-  JK_INLINE GroupScales(const RowScales& scales, int64_t row, int64_t count)
-      : caps(scales.count > 1) {
+  JK_INLINE GroupScales(const RowScales& scales, int64_t row, int64_t count) {
     for (int64_t r = 0; r < kLanes; ++r) {
       const LogitScale<C> of = r < count ? LogitScale<C>(scales, row + r) : LogitScale<C>();
       factor[r] = of.factor, cap[r] = of.cap;
       range[r] = of.range, inverse_range[r] = of.inverse_range;
     }
   }
-  JK_INLINE void Apply(int64_t size, C* x) const {
-    for (int64_t i = 0; !caps && i < size; i += kLanes) {
-#pragma omp simd
-      for (int64_t r = 0; r < kLanes; ++r) x[i + r] *= factor[r];
-    }
-    for (int64_t i = 0; caps && i < size; i += kLanes) {
-#pragma omp simd
-      for (int64_t r = 0; r < kLanes; ++r) x[i + r] = Capped(x[i + r], cap[r], range[r]);
-    }
-  }
-  JK_INLINE void MultiplyBySlopes(int64_t size, const C* capped, C* gradient) const {
-    for (int64_t i = 0; i < size; i += kLanes) {
-#pragma omp simd
-      for (int64_t r = 0; r < kLanes; ++r) {
-        gradient[i + r] *= SlopeAt(capped[i + r], inverse_range[r]);
-      }
-    }
-  }
 };
+
+// As ScaleRows and MultiplyBySlopes, for kLanes transposed rows; those from `count` on are padding.
+template <typename C>
+JK_INLINE void ScaleColumns(const RowScales& scales, int64_t row, int64_t count, int64_t size,
+                            C* x) {
+  const GroupScales<C> of(scales, row, count);
+  for (int64_t i = 0; i < size; i += kLanes) {
+    if (scales.count == 1) {
+#pragma omp simd
+      for (int64_t r = 0; r < kLanes; ++r) x[i + r] *= of.factor[r];
+    } else {
+#pragma omp simd
+      for (int64_t r = 0; r < kLanes; ++r) x[i + r] = Capped(x[i + r], of.cap[r], of.range[r]);
+    }
+  }
+}
+template <typename C>
+JK_INLINE void MultiplyColumnsBySlopes(const RowScales& scales, int64_t row, int64_t count,
+                                       int64_t size, const C* capped, C* gradient) {
+  const GroupScales<C> of(scales, row, count);
+  for (int64_t i = 0; i < size; i += kLanes) {
+#pragma omp simd
+    for (int64_t r = 0; r < kLanes; ++r) {
+      gradient[i + r] *= SlopeAt(capped[i + r], of.inverse_range[r]);
+    }
+  }
+}
 
 }  // namespace jaxkernels
 

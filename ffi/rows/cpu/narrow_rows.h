@@ -86,6 +86,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
+  const bool caps = Op::kTakesLabel && call.scales.count > 1;  // derivatives need the capped logits
   const int64_t cols = call.arrays.cols, size = kLanes * cols;
   // The column, with each of its numbers in all lanes.
   alignas(64) C column[Op::kTakesColumn ? kMostElements : 1];
@@ -114,9 +115,8 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     alignas(64) C capped[Op::kTakesLabel && Op::kStoresElements ? kMostElements : 1];
     if constexpr (Op::kTakesLabel) {
       if (call.scales.data != nullptr) {
-        const GroupScales<C> scales(call.scales, row, count);
-        scales.Apply(size, first);
-        if (scales.caps && Op::kStoresElements) std::copy_n(first, size, capped);
+        OnThisMachine<ScaleColumns<C>>(call.scales, row, count, size, static_cast<C*>(first));
+        if (caps && Op::kStoresElements) std::copy_n(first, size, capped);
       }
       FindLabelled(call, row, count, {first, 0, cols, 1, kLanes}, labelled);
     }
@@ -177,8 +177,10 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       if constexpr (Op::kTakesLabel) {
         const GroupColumns<C> results = {first, 0, cols, 1, kLanes};
         StoreExceptions<Op>(call, row, count, results, constants);
-        const GroupScales<C> scales(call.scales, row, count);
-        if (scales.caps) scales.MultiplyBySlopes(size, capped, first);
+        if (caps) {
+          OnThisMachine<MultiplyColumnsBySlopes<C>>(
+              call.scales, row, count, size, static_cast<const C*>(capped), static_cast<C*>(first));
+        }
       }
       T* const out = static_cast<T*>(call.arrays.out) + row * cols;
       StoreColumns<kNarrowCols<Op>>(first, call.dtype, cols, count < kLanes ? padded : out);
