@@ -26,7 +26,7 @@ from jaxkernels._rows import calls, derivatives, loss_labels, loss_measures, par
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowKernel, RowOperation
 from jaxkernels._rows.loss_measures import Measures, Residuals
-from jaxkernels._rows.reference import largest_of, scaled
+from jaxkernels._rows.reference import has_finite_max, scaled
 from jaxkernels.typing import Implementation
 
 
@@ -235,7 +235,7 @@ class Calls:
         if self.implementation != "xla":
             return x, scales
         x = x if scales is None else scaled(x, scales)
-        is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
+        is_harmful = is_left_out & ~has_finite_max(x)
         return jnp.where(is_harmful, lax.stop_gradient(x), x), None
 
     def measures(

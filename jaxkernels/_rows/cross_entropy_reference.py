@@ -22,7 +22,15 @@ from jaxkernels._rows.loss_measures import (
     softmax_terms,
     split,
 )
-from jaxkernels._rows.reference import below, largest_of, quotient, row_sum, scaled, widen
+from jaxkernels._rows.reference import (
+    below,
+    has_finite_max,
+    largest_of,
+    quotient,
+    row_sum,
+    scaled,
+    widen,
+)
 
 
 def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -51,7 +59,7 @@ def without_spoiled_rows(x: jax.Array) -> jax.Array:
 
     The first gradient of such a row is NaN already, or the row is excluded.
     """
-    return jnp.where(jnp.isfinite(largest_of(x)), x, jax.lax.stop_gradient(x))
+    return jnp.where(has_finite_max(x), x, jax.lax.stop_gradient(x))
 
 
 def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:

@@ -39,6 +39,12 @@ def largest_of(x: jax.Array) -> jax.Array:
     return jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
 
 
+def has_finite_max(x: jax.Array) -> jax.Array:
+    """Whether the maximum of each row is finite; False for a NaN, which XLA's maximum of long columns loses on a CPU."""
+    is_below, is_visible = x < jnp.inf, x > -jnp.inf
+    return jnp.all(is_below, -1, keepdims=True) & jnp.any(is_visible, -1, keepdims=True)
+
+
 def _or_zero(x: jax.Array) -> jax.Array:
     """`x` where it is finite, else 0."""
     return jnp.where(jnp.isfinite(x), x, 0)

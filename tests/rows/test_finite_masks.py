@@ -214,6 +214,21 @@ def test_rows_left_out_never_show(reduction, implementation, options):
     assert np.isfinite(dx[:5]).all()
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_long_columns_left_out_never_show(implementation):
+    """XLA's maximum of more than a thousand elements along the first axis loses a NaN on a CPU."""
+
+    def loss(x):
+        given = {"axis": 0, "reduction": "sum", "implementation": implementation}
+        return jk.cross_entropy(x, np.array([-1, 1]), **given)
+
+    x = np.zeros((3839, 2), np.float32)
+    x[3, 0] = np.nan
+    dx = jax.grad(loss)(x)
+    assert not dx[:, 0].any()
+    assert dx[:, 1].all()
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_rows_without_a_number_have_no_gradient(reduction):
     """All elements of a row with NaN or infinity have the gradient NaN, hidden ones too."""
