@@ -1,8 +1,7 @@
 // A parsed call of a row operation, for the CPU and CUDA alike.
 //
 // Owns: this plain value. Must not know: XLA (read_call.h parses an XLA call into it), any device.
-#ifndef JAXKERNELS_ROWS_CALL_H_
-#define JAXKERNELS_ROWS_CALL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -60,5 +59,3 @@ struct RowCall {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CALL_H_

@@ -3,8 +3,7 @@
 // Owns: the roles, and the record of one operation. The call parser, plans, the kernels of both
 // platforms and Python's primitives, batching, partitioning and derivatives all read it.
 // operations.h has the table of operations. Must not know: XLA, CUDA, Python.
-#ifndef JAXKERNELS_ROWS_CONTRACT_H_
-#define JAXKERNELS_ROWS_CONTRACT_H_
+#pragma once
 
 #include <cstddef>
 #include <initializer_list>
@@ -119,5 +118,3 @@ struct OperationTraits {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CONTRACT_H_

@@ -3,8 +3,7 @@
 //
 // Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
 // memory. Sections and measurements are as in register_rules.h; nothing depends on a dtype.
-#ifndef JAXKERNELS_ROWS_LONG_ROW_RULES_H_
-#define JAXKERNELS_ROWS_LONG_ROW_RULES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -93,5 +92,3 @@ constexpr bool LeavesLongRows(Operation operation) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_LONG_ROW_RULES_H_

@@ -1,6 +1,5 @@
 // Launch rule for the order of rows under a shared mask, in all tiers.
-#ifndef JAXKERNELS_ROWS_MASK_RULES_H_
-#define JAXKERNELS_ROWS_MASK_RULES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -26,5 +25,3 @@ inline RowOrder OrderOfRows(const BroadcastRows& mask, int64_t rows, int64_t row
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_MASK_RULES_H_

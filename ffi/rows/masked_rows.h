@@ -4,8 +4,7 @@
 // Owns: the position of a row in its (q, k) matrix, and the addressing of operands that broadcast
 // against the scores. Handlers, CPU and GPU kernels share this plain value. Must not know: XLA,
 // CUDA, threads.
-#ifndef JAXKERNELS_ROWS_MASKED_ROWS_H_
-#define JAXKERNELS_ROWS_MASKED_ROWS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -189,5 +188,3 @@ struct MaskedRows {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_MASKED_ROWS_H_

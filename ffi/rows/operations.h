@@ -2,8 +2,7 @@
 //
 // Owns: the table of operations. The structs that implement them (ops/) take their constants from
 // it. Must not know: XLA, CUDA, Python.
-#ifndef JAXKERNELS_ROWS_OPERATIONS_H_
-#define JAXKERNELS_ROWS_OPERATIONS_H_
+#pragma once
 
 #include <array>
 #include <cstddef>
@@ -210,5 +209,3 @@ constexpr bool Reduces(Operation operation) { return TraitsOf(operation).sums > 
 constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).StoresElements(); }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPERATIONS_H_

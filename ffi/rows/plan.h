@@ -8,8 +8,7 @@
 // row within a cache line (and on whether its operands have the same alignment), but never on rows.
 // So a row's bits do not depend on the number of rows. (Few rows may use another kernel, which sums
 // in the same order.) For staged rows the order does not depend on the position either.
-#ifndef JAXKERNELS_ROWS_PLAN_H_
-#define JAXKERNELS_ROWS_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <numeric>
@@ -115,5 +114,3 @@ struct RowPlanResult {
 RowPlanResult PlanRows(const RowProblem& problem, const DeviceLimits& limits);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_PLAN_H_

@@ -3,8 +3,7 @@
 //
 // Owns: operands, results and attributes of the targets. Must not know: any device; `binding` adds
 // device contexts (a stream or a thread pool).
-#ifndef JAXKERNELS_ROWS_READ_CALL_H_
-#define JAXKERNELS_ROWS_READ_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -70,5 +69,3 @@ ffi::Error ReadFinish(ffi::AnyBuffer statistics, const ffi::RemainingArgs& opera
                       bool has_mask, bool all_sums, RowCall* call);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_READ_CALL_H_

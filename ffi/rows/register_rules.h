@@ -9,8 +9,7 @@
 // Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
 // another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
 // the sentence above them says otherwise.
-#ifndef JAXKERNELS_ROWS_REGISTER_RULES_H_
-#define JAXKERNELS_ROWS_REGISTER_RULES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -292,5 +291,3 @@ constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool al
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_REGISTER_RULES_H_

@@ -3,8 +3,7 @@
 //
 // Owns: the schedule, for plans and kernels alike. Must not know: when rows are scheduled in
 // batches (smem_rules.h), what a row is.
-#ifndef JAXKERNELS_ROWS_ROW_BATCHES_H_
-#define JAXKERNELS_ROWS_ROW_BATCHES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -54,5 +53,3 @@ struct RowBatches {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_ROW_BATCHES_H_

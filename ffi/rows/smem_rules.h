@@ -5,8 +5,7 @@
 // registers, long_row_rules.h those for rows that are not kept on chip, and HasTwoSums, which these
 // tiers use too. Sections and measurements are as in register_rules.h: constants of kernels take a
 // dtype only.
-#ifndef JAXKERNELS_ROWS_SMEM_RULES_H_
-#define JAXKERNELS_ROWS_SMEM_RULES_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -223,5 +222,3 @@ constexpr int64_t WorkersAtOnce(Arch arch, int sm_count, int blocks_of_row, int 
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_SMEM_RULES_H_

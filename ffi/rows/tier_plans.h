@@ -1,6 +1,5 @@
 // The plan of a row in each tier: lanes, threads, blocks, bytes. plan.cc chooses the tier.
-#ifndef JAXKERNELS_ROWS_TIER_PLANS_H_
-#define JAXKERNELS_ROWS_TIER_PLANS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -79,5 +78,3 @@ void PlanGathered(const RowProblem& problem, const DeviceLimits& limits, RowPlan
 void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_TIER_PLANS_H_

@@ -1,6 +1,5 @@
 // The arithmetic of row operations on the CPU, with the members that only the drivers need.
-#ifndef JAXKERNELS_ROWS_CPU_ARITHMETIC_H_
-#define JAXKERNELS_ROWS_CPU_ARITHMETIC_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -144,5 +143,3 @@ struct Cpu {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_ARITHMETIC_H_

@@ -4,8 +4,7 @@
 //
 // Owns: the loads and stores of a row. Must not know: how a row is reduced (row_drivers.h), XLA,
 // threads.
-#ifndef JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
-#define JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -200,5 +199,3 @@ JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_

@@ -2,8 +2,7 @@
 // rows/ops/cross_entropy.h has the sums, the constants of a row and the gradients.
 //
 // Owns: these operations. Must not know: the loops over rows (row_drivers.h), XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
-#define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
+#pragma once
 
 #include <cmath>
 #include <limits>
@@ -82,5 +81,3 @@ struct CrossEntropyForwardGrad : LogitSums<T, Operation::kCrossEntropyForwardGra
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_

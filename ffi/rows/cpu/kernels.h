@@ -1,8 +1,7 @@
 // Row operations on the CPU: the interface between the handlers and the vectorised loops.
 //
 // Owns: the entry point, and how threads may share a row. Must not know: XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_KERNELS_H_
-#define JAXKERNELS_ROWS_CPU_KERNELS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -71,5 +70,3 @@ void RunRowsOf(const RowCall& call, const RowRange& range);
 void RunRowsOfBaseline(const RowCall& call, const RowRange& range);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_KERNELS_H_

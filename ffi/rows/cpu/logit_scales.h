@@ -2,8 +2,7 @@
 //
 // Owns: the transform of elements in the compute type, and its derivative. Must not know: how rows
 // are loaded and reduced, XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_LOGIT_SCALES_H_
-#define JAXKERNELS_ROWS_CPU_LOGIT_SCALES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -112,5 +111,3 @@ JK_INLINE void MultiplyColumnsBySlopes(const RowScales& scales, int64_t row, int
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_LOGIT_SCALES_H_

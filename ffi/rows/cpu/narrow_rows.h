@@ -2,8 +2,7 @@
 //
 // Owns: the transposition of rows and back, and which rows are short. row_steps.h has the
 // arithmetic. Must not know: the operations, XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
-#define JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -190,5 +189,3 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_

@@ -5,8 +5,7 @@
 // Owns: the row scalars of a call, and the statistics of a part. It knows the residuals of a loss
 // and its special columns (Row::other). Must not know: anything else of an operation (rows/ops),
 // the elements of rows (row_steps.h), XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_ROW_CONSTANTS_H_
-#define JAXKERNELS_ROWS_CPU_ROW_CONSTANTS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -207,5 +206,3 @@ JK_INLINE void StoreExceptions(const RowCall& call, int64_t row, int64_t count,
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_ROW_CONSTANTS_H_

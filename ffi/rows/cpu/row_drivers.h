@@ -4,8 +4,7 @@
 // Owns: the choice between these, the remainder of a row, the order of segments and steps, and the
 // parts of an operation. row_steps.h has the arithmetic. Must not know: the operations, XLA,
 // threads.
-#ifndef JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
-#define JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -404,5 +403,3 @@ JK_INLINE void RunRange(const RowCall& call, const RowRange& range, bool in_comp
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_

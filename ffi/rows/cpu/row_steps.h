@@ -3,8 +3,7 @@
 //
 // Owns: what an element becomes, and lane accumulators. row_constants.h has the constants of rows.
 // Must not know: the operations (rows/ops), the loops over rows (row_drivers.h), XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
-#define JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -139,5 +138,3 @@ JK_INLINE void FinishVector(const C* first, const C* second, const C* column,
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_ROW_STEPS_H_

@@ -2,8 +2,7 @@
 //
 // Owns: the code that each operation runs. kernels_*.cc instantiate it for one storage type each,
 // so that they compile in parallel. Must not know: XLA, threads, the loops over rows.
-#ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
-#define JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
+#pragma once
 
 #include "core/numeric_cpu.h"
 #include "rows/cpu/attention_rows.h"
@@ -37,5 +36,3 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_

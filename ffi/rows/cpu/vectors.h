@@ -1,8 +1,7 @@
 // Vectors of kLanes numbers on the CPU: widening and narrowing, transposition, compensated sums.
 //
 // Must not know: operations, XLA, threads.
-#ifndef JAXKERNELS_ROWS_CPU_VECTORS_H_
-#define JAXKERNELS_ROWS_CPU_VECTORS_H_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -130,5 +129,3 @@ JK_INLINE void Deinterleave(const C* __restrict from, int64_t quarter, C* __rest
 static_assert(kLanes == 16);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CPU_VECTORS_H_

@@ -1,6 +1,5 @@
 // The arithmetic of row operations on CUDA, with the members that only kernels need.
-#ifndef JAXKERNELS_ROWS_CUDA_ARITHMETIC_CUH_
-#define JAXKERNELS_ROWS_CUDA_ARITHMETIC_CUH_
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -208,5 +207,3 @@ struct Cuda {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ARITHMETIC_CUH_

@@ -2,8 +2,7 @@
 // are limited by instructions: packed_terms.cuh says how they take few per element. A lane's cost
 // per row is kept low too: the label's result is stored by itself, since nearly every pack of a
 // warp of short rows is one in which some row has its label.
-#ifndef JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_
-#define JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_
+#pragma once
 
 #include "rows/cuda/packed_terms.cuh"
 #include "rows/cuda/row_groups.cuh"
@@ -148,5 +147,3 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_HALF_LOSSES_CUH_

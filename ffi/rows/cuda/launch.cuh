@@ -2,8 +2,7 @@
 //
 // The table of warp kernels is generated from kWarpShapes, from which plans choose too.
 // IsWarpShapeTaken must admit every shape that a plan can choose: other kernels are null.
-#ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
-#define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -217,5 +216,3 @@ cudaError_t LaunchOperation(const RowCall& call, const RowPlan& plan, cudaStream
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_

@@ -1,6 +1,5 @@
 // Launches the kernel of a plan: the only interface between host code and the kernels.
-#ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_H_
-#define JAXKERNELS_ROWS_CUDA_LAUNCH_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -23,5 +22,3 @@ template <DType kDType>
 cudaError_t LaunchRowsOf(const RowCall& call, const RowPlan& plan, cudaStream_t stream);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_LAUNCH_H_

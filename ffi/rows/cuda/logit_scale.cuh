@@ -1,6 +1,5 @@
 // The temperature and the soft cap of a row of logits, applied to elements that are loaded.
-#ifndef JAXKERNELS_ROWS_CUDA_LOGIT_SCALE_CUH_
-#define JAXKERNELS_ROWS_CUDA_LOGIT_SCALE_CUH_
+#pragma once
 
 #include <cmath>
 
@@ -57,5 +56,3 @@ struct LogitScale {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_LOGIT_SCALE_CUH_

@@ -6,8 +6,7 @@
 // found and counted in pairs of elements, and become -inf before the terms are summed. This costs
 // ten instructions per pack; a branch to packs with a maximum costs more in short rows, since
 // nearly every pack of a warp takes it.
-#ifndef JAXKERNELS_ROWS_CUDA_PACKED_TERMS_CUH_
-#define JAXKERNELS_ROWS_CUDA_PACKED_TERMS_CUH_
+#pragma once
 
 #include "rows/cuda/row_packs.cuh"
 
@@ -114,5 +113,3 @@ class PackedTerms {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_PACKED_TERMS_CUH_

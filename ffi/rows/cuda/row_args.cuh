@@ -1,7 +1,6 @@
 // Kernel arguments and the view of a row, which all tiers share. row_packs.cuh loads the packs of a
 // row.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
+#pragma once
 
 #include <cmath>
 
@@ -250,5 +249,3 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_

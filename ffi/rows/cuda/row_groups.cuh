@@ -1,6 +1,5 @@
 // Groups of threads that share a row: their rows and their all-reductions.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
+#pragma once
 
 #include "core/reduce.cuh"
 
@@ -51,5 +50,3 @@ struct BlockGroup : RowBlockReducer<Op> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_

@@ -1,7 +1,6 @@
 // Row operations of cross entropy on CUDA: the terms of its sums, which packs add.
 // rows/ops/cross_entropy.h has the sums, the constants of a row and the gradients.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_
+#pragma once
 
 #include <limits>
 
@@ -158,5 +157,3 @@ struct CrossEntropyGrad : CrossEntropyGradOp<Cuda<T>> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_

@@ -2,8 +2,7 @@
 //
 // The method is OneFlow's: operations fused with the softmax are LOAD functors. A hidden element is
 // replaced by Fill() as soon as its pack is loaded. Packs outside the band are not loaded.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -97,5 +96,3 @@ struct MaskedSoftmaxGrad : LinearOp<Cuda<T>, Operation::kMaskedSoftmaxGrad>, Att
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_

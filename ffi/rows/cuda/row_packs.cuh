@@ -1,6 +1,5 @@
 // Loads and masks the packs of a row. row_steps.cuh computes with them.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_PACKS_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_PACKS_CUH_
+#pragma once
 
 #include "rows/cuda/row_args.cuh"
 
@@ -212,5 +211,3 @@ __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_PACKS_CUH_

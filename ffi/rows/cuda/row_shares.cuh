@@ -13,8 +13,7 @@
 // row_statistics.cuh, so that one exchange per row carries maximum and sums. A separate exchange of
 // the maxima took 5 percent longer (H200, float32, 131072 columns, 2026-11, measured with a barrier
 // of the whole cluster).
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_SHARES_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_SHARES_CUH_
+#pragma once
 
 #include "core/cluster.cuh"
 #include "rows/cuda/row_groups.cuh"
@@ -118,5 +117,3 @@ __device__ void LeadRow(const RowArgs<Op>& args, const Op& op, const RowView<Op,
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_SHARES_CUH_

@@ -1,7 +1,6 @@
 // Maximum and sums of a row, computed in one pass, or combined from parts with different maxima
 // (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", arXiv 1805.02867).
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
+#pragma once
 
 #include "rows/cuda/row_steps.cuh"
 
@@ -94,5 +93,3 @@ struct RowStatistics : Op::Found {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_

@@ -1,6 +1,5 @@
 // Steps of a row operation on packs and on a few elements: maximum, terms and their sums, results.
-#ifndef JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
-#define JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
+#pragma once
 
 #include "rows/cuda/row_packs.cuh"
 
@@ -356,5 +355,3 @@ __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<O
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_

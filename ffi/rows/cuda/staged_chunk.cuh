@@ -6,8 +6,7 @@
 // alignment. In shared memory a chunk keeps the alignment of its input, so all loads are
 // asynchronous copies of 16 bytes. If the result is aligned differently, each of its packs is
 // combined from two when it is stored.
-#ifndef JAXKERNELS_ROWS_CUDA_STAGED_CHUNK_CUH_
-#define JAXKERNELS_ROWS_CUDA_STAGED_CHUNK_CUH_
+#pragma once
 
 #include "rows/cuda/row_args.cuh"
 
@@ -152,5 +151,3 @@ class StagedChunk {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_STAGED_CHUNK_CUH_

@@ -10,8 +10,7 @@
 // in shared memory. The second pass over the others runs backwards, to hit what the first left in
 // the L2 cache.
 // Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
+#pragma once
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
@@ -111,5 +110,3 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_

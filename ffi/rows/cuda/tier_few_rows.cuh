@@ -8,8 +8,7 @@
 // Order: that of row_shares.cuh, so that a row's bits do not depend on the number of rows.
 // Requires: inputs aligned like the result; one cluster, or one block, per row; shares of
 // args.kept_packs packs, at most blockDim.x * kPacks; blockDim.x is a multiple of 32.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
+#pragma once
 
 #include "rows/cuda/row_shares.cuh"
 #include "rows/smem_rules.h"
@@ -89,5 +88,3 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_

@@ -14,8 +14,7 @@
 // separately. Capped logits take longer to compute than to test: their maxima are always counted.
 // Requires: at most kMostReadLeaves leaves in a window that begins at a cache line; blockDim.x is a
 // multiple of 32; one cluster per row, if there are clusters.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
+#pragma once
 
 #include "core/cluster.cuh"
 #include "rows/cuda/row_groups.cuh"
@@ -156,5 +155,3 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_

@@ -9,8 +9,7 @@
 // Requires: inputs aligned like the result; the window of a row has at most lanes * kPacks packs;
 // blockDim.x is a multiple of 32.
 // tier_warp_staged.cuh handles short unaligned rows.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
+#pragma once
 
 #include "rows/cuda/half_losses.cuh"
 #include "rows/cuda/row_groups.cuh"
@@ -145,5 +144,3 @@ __global__ void __maxnreg__(BlockRegisters(kDTypeOf<typename Op::Storage>))
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_

@@ -18,8 +18,7 @@
 // Requires: inputs, except a bias, aligned like the result; shared memory for kInputs *
 // args.kept_packs packs (see SmemSlots), followed by the mask words; blockDim.x is a multiple
 // of 32.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
+#pragma once
 
 #include "rows/cuda/row_shares.cuh"
 #include "rows/smem_rules.h"
@@ -260,5 +259,3 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_

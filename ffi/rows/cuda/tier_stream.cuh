@@ -8,8 +8,7 @@
 // Aligned rows have kernels of their own. Unaligned kernels take 1.5 to 2.1 times as long for them
 // (H200, float32 and bfloat16 rows of 64 and 256 columns, 2026-11).
 // Requires: any cols; blockDim.x is a multiple of 32.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
+#pragma once
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
@@ -89,5 +88,3 @@ __global__ void __maxnreg__(kLongRowRegisters)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_

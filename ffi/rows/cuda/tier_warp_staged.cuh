@@ -14,8 +14,7 @@
 // Requires: cols is at most args.lanes * kPerLane and at least args.lanes * (kPerLane - 2);
 // args.staged_rows rows fill whole packs, and are a multiple of the rows that a warp computes at
 // once; shared memory for kInputs chunks per warp, each one pack larger if any array is unaligned.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
+#pragma once
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
@@ -160,5 +159,3 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_

@@ -1,6 +1,5 @@
 // The list of operations on plain rows.
-#ifndef JAXKERNELS_ROWS_OPS_ALL_H_
-#define JAXKERNELS_ROWS_OPS_ALL_H_
+#pragma once
 
 #include "rows/ops/log_softmax.h"
 #include "rows/ops/logsumexp.h"
@@ -16,5 +15,3 @@ using PlainOps =
                   LogSumExpForward<A>, LogSumExpGrad<A>, RmsNormForward<A>, RmsNormGrad<A>>;
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_ALL_H_

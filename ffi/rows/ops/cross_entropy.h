@@ -16,8 +16,7 @@
 //
 // cuda/row_ops_losses.cuh and cpu/cross_entropy_ops.h have the terms of these sums, which depend on
 // the order in which a platform adds them.
-#ifndef JAXKERNELS_ROWS_OPS_CROSS_ENTROPY_H_
-#define JAXKERNELS_ROWS_OPS_CROSS_ENTROPY_H_
+#pragma once
 
 #include <cmath>
 
@@ -178,5 +177,3 @@ struct CrossEntropyGradOp : RowOp<A, Operation::kCrossEntropyGrad> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_CROSS_ENTROPY_H_

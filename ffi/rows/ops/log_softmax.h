@@ -1,6 +1,5 @@
 // Log-softmax and its derivatives.
-#ifndef JAXKERNELS_ROWS_OPS_LOG_SOFTMAX_H_
-#define JAXKERNELS_ROWS_OPS_LOG_SOFTMAX_H_
+#pragma once
 
 #include <type_traits>
 
@@ -80,5 +79,3 @@ template <typename A>
 using LogSoftmaxGrad = std::conditional_t<A::kIsHalf, LogSoftmaxGradOfX<A>, LogSoftmaxGradOfY<A>>;
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_LOG_SOFTMAX_H_

@@ -1,6 +1,5 @@
 // The logarithm of the sum of a row's exponentials, and its derivatives.
-#ifndef JAXKERNELS_ROWS_OPS_LOGSUMEXP_H_
-#define JAXKERNELS_ROWS_OPS_LOGSUMEXP_H_
+#pragma once
 
 #include "rows/ops/row_op.h"
 
@@ -47,5 +46,3 @@ struct LogSumExpGrad : LogSumExpOp<A, Operation::kLogSumExpGrad> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_LOGSUMEXP_H_

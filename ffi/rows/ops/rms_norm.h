@@ -1,7 +1,6 @@
 // RMSNorm and its derivatives. The first input is x; the last value of an element is the scale of
 // its column.
-#ifndef JAXKERNELS_ROWS_OPS_RMS_NORM_H_
-#define JAXKERNELS_ROWS_OPS_RMS_NORM_H_
+#pragma once
 
 #include "rows/ops/row_op.h"
 
@@ -40,5 +39,3 @@ struct RmsNormGrad : RmsNormOp<A, Operation::kRmsNormGrad> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_RMS_NORM_H_

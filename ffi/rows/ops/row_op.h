@@ -21,8 +21,7 @@
 //   Finish     one element of the result, from the values and the constants
 //   FinishTerm the same from a kept summand and, on a CPU, the second input, if there is one
 // Row::scalars are the results of an operation that stores row scalars only. It has no Finish.
-#ifndef JAXKERNELS_ROWS_OPS_ROW_OP_H_
-#define JAXKERNELS_ROWS_OPS_ROW_OP_H_
+#pragma once
 
 #include "core/host_device.h"
 #include "rows/operations.h"
@@ -70,5 +69,3 @@ struct LinearOp : RowOp<A, kOf> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_ROW_OP_H_

@@ -1,6 +1,5 @@
 // Softmax and its derivative.
-#ifndef JAXKERNELS_ROWS_OPS_SOFTMAX_H_
-#define JAXKERNELS_ROWS_OPS_SOFTMAX_H_
+#pragma once
 
 #include "rows/ops/row_op.h"
 
@@ -25,5 +24,3 @@ struct SoftmaxGrad : LinearOp<A, Operation::kSoftmaxGrad> {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ROWS_OPS_SOFTMAX_H_
