@@ -76,8 +76,7 @@ def having(runs: Runs, file: str, fields: Mapping[str, Any]) -> Cases:
     """The cases of a file with these fields, without rows that run XLA's own operation by default."""
 
     def is_xlas(m: Measured) -> bool:
-        is_long = m["tier"] == "block_uncached" and "softmax" in m.case.get("operation", "")
-        return is_long or m["tier"] == "spread"  # in runs of a tier that is gone
+        return m["tier"] == "block_uncached" and "softmax" in m.case.get("operation", "")
 
     found = runs[file].run.measured if file in runs else ()
     return [m for m in found if fields.items() <= m.case.items() and not is_xlas(m)]

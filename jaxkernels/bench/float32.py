@@ -129,15 +129,13 @@ def program(case: Case, name: str) -> Program:
 
 
 def _views(run: Run) -> list[t.View]:
-    # Runs of earlier versions have no times of traces.
-    is_traced = any(r.extra.get("trace_ms") for r in run.records)
     columns = [
         *t.fields("model", "direction"),
         t.Column("by", lambda m: m.contender),
         t.time("ms"),
         t.times_faster("x highest", "highest", ""),
         t.memory("temp GB", 1e9, 3),
-        *([t.extra("trace ms", "trace_ms", pattern="{:.1f}")] if is_traced else []),
+        t.extra("trace ms", "trace_ms", pattern="{:.1f}"),
         t.extra("relF", "relF", pattern="{:.1e}"),
     ]
     sizes = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensor_families
 
-import jaxkernels as jk
 from jaxkernels.bench import (
     attention,
     attention_sizes,
@@ -18,20 +17,16 @@ from jaxkernels.bench import (
     linear_loss,
     losses,
     programs,
-    regress,
     row_map,
     rows,
-    rungs,
     scaling,
     sgemm,
     sgemm_products,
     timing,
     traffic,
 )
-from jaxkernels.bench.__main__ import OPERATIONS
 from jaxkernels.bench.families import FAMILIES, MEASURED
-from jaxkernels.bench.options import build_parser
-from jaxkernels.bench.programs import chain, compiled_text, relative_error
+from jaxkernels.bench.programs import chain, compiled_text
 from jaxkernels.bench.rows import row_case
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -176,13 +171,6 @@ def test_an_error_of_a_product_is_seen(transposes, monkeypatch):
     assert wrong["relF"] > 1e-3
 
 
-def test_relative_error():
-    """The norm of (0.3, 0.4) over that of (3, 4)."""
-    want = [jnp.array([3.0]), jnp.array([0.0, 4.0])]
-    got = [jnp.array([3.3]), jnp.array([0.0, 4.4])]
-    assert relative_error(got, want) == pytest.approx(0.1)
-
-
 def test_an_error_of_a_linear_loss_is_seen(monkeypatch):
     """The oracle takes rows in parts; a gradient that is wrong by a tenth has a relF of a tenth."""
     monkeypatch.setattr(linear_loss, "_ROWS_OF_ORACLE", 32)
@@ -300,31 +288,8 @@ def test_inputs_of_products_do_not_stay_in_the_cache(draws_numbers):
         assert len(inputs) * sgemm_products.touched_bytes(case) >= 2 * 126 * 2**20
 
 
-def test_drawn_slices_have_odd_rows():
-    cases = rungs.drawn(200, 1, "gpu")
-    assert rungs.drawn(50, 1, "gpu") == cases[:50]
-    sliced = [case for case in cases if sgemm_products.is_sliced(case)]
-    assert 30 < len(sliced) < 70
-    for case in sliced:
-        trans_a, trans_b = sgemm_products.is_transposed(case)
-        assert case["m" if trans_a else "k"] % 2 == case["k" if trans_b else "n"] % 2 == 1
-    assert 90 < sum(sgemm_products.flops(case) >= 2e8 for case in cases) < 150
-
-
 def test_inputs_of_short_products_are_used_again(draws_numbers, monkeypatch):
     """A short product's time is not that of telling a GPU of other inputs."""
     monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
     short, long = (sgemm_products.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
     assert [len(sgemm.draw(case, 5)) for case in (short, long)] == [1, 3]
-
-
-def test_cells_of_a_gpu_reach_every_tier():
-    def tier(c):
-        operation = f"{c['operation']}_{c['direction']}"
-        shape = c["rows"], c["cols"]
-        return jk.plan_softmax(shape, c["dtype"], operation=operation, device="h200").tier
-
-    parser = build_parser(OPERATIONS)
-    lines = [parser.parse_args(line.split()) for line in regress.WATCHED["gpu"][:3]]
-    found = {str(tier(c)) for line in lines for part in line.suite.chosen(line) for c in part}
-    assert {"warp", "block", "block_smem", "cluster"} <= found

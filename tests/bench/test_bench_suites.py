@@ -170,21 +170,3 @@ def test_without_flax(monkeypatch, capsys):
     assert (
         "flax halted; None in sys.modules (float32 mlp fwd and 1 more)" in capsys.readouterr().out
     )
-
-
-def test_the_file_of_a_run(tmp_path):
-    """A line about the run, then a line for each record; empty fields are left out."""
-    record = records.Record({"cols": 8}, "ours", 0.5, [0.5], {"operations": 2})
-    none = records.Record({"cols": 8}, "xla", refused="no")
-    run = records.Run("softmax", {"platform": "cpu"}, {"repeats": 1}, (record, none))
-    records.write(run, tmp_path / "b.json")
-    assert (tmp_path / "b.json").read_text().splitlines() == [
-        '{"schema": 2, "suite": "softmax", "environment": {"platform": "cpu"}, '
-        '"settings": {"repeats": 1}}',
-        '{"case": {"cols": 8}, "contender": "ours", "seconds": 0.5, "samples": [0.5], '
-        '"extra": {"operations": 2}}',
-        '{"case": {"cols": 8}, "contender": "xla", "refused": "no"}',
-    ]
-    assert records.read(tmp_path / "b.json", "softmax") == run
-    with pytest.raises(ValueError, match="softmax"):
-        records.read(tmp_path / "b.json", "map")

@@ -14,7 +14,6 @@ from public_functions import FUNCTIONS
 from wrong_arguments import WRONG_CALLS
 
 import jaxkernels as jk
-from jaxkernels import _cpu
 from jaxkernels._core import registry
 from jaxkernels._rows import contract
 
@@ -232,14 +231,3 @@ def test_handlers_check_every_buffer(target, operation):
     fewer = {name: value for name, value in right.attributes.items() if name != "all_sums"}
     for attributes in (fewer, right.attributes | {"new": True}):
         assert "Wrong number of attributes" in said(attributes=attributes)
-
-
-def test_the_module_refuses_unknown_names():
-    limits = _cpu.named_devices()["h200"]
-    for arguments in (
-        ("float31", "softmax_fwd", limits, "auto"),
-        (F32, "softmin", limits, "auto"),
-        (F32, "softmax_fwd", limits, "grid"),
-    ):
-        with pytest.raises(ValueError, match=r"unknown .*'(float31|softmin|grid)'"):
-            _cpu.plan_softmax(2, 3, *arguments)

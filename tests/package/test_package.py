@@ -113,9 +113,3 @@ def test_docstring_examples():
         assert result.failed == 0, name
         attempted += result.attempted
     assert attempted >= 10
-
-
-def test_every_public_name_has_a_docstring():
-    for name in jk.__all__:
-        if name != "__version__":
-            assert getattr(jk, name).__doc__, name

@@ -152,23 +152,6 @@ def test_short_rows_have_one_accumulator_on_a_cpu(on_a_cpu, monkeypatch):
     assert found == {"bfloat16": [1, 4], "float32": [1, 4], "float64": [1, 2]}
 
 
-@pytest.mark.parametrize(
-    ("labels", "a", "b"),
-    [
-        ("Zmk,Zkn->Zmn", (2, 3, 4), (2, 4, 5)),
-        ("Zmn,Zdkn->Zmk", (2, 3, 5), (2, 6, 4, 5)),
-        ("Zmn,Zmn->Z", (2, 3, 5), (2, 3, 5)),
-        ("Zkm,Zk->Zm", (2, 4, 3), (2, 4)),
-        ("Zk,Zn->Zkn", (2, 4), (2, 5)),
-    ],
-)
-def test_contractions_are_those_of_einsum(labels, a, b):
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal(a), rng.standard_normal(b)
-    got = products.contraction(labels, products.known(x), products.known(y))
-    np.testing.assert_allclose(got.value, np.einsum(labels, x, y), rtol=1e-12)
-
-
 def test_whole_numbers_leave_no_error():
     """Each member by itself."""
     a, b = (np.random.default_rng(i).standard_normal((2, 3, 3)) for i in range(2))

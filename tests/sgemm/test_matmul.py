@@ -5,7 +5,6 @@ import inspect
 import itertools
 import re
 
-import flax.linen
 import gemm_cases as cases
 import jax
 import jax.numpy as jnp
@@ -334,34 +333,6 @@ def test_a_rung_changes_nothing_on_a_cpu(algorithm, cpu_devices):
     with jax.default_device(cpu_devices[0]):
         a, b = map(jnp.asarray, operands(((40, 50), (50, 60))))
         assert np.array_equal(jk.matmul(a, b, algorithm=algorithm), jk.matmul(a, b))
-
-
-class LinenMlp(flax.linen.Module):
-    dot_general: object
-
-    @flax.linen.compact
-    def __call__(self, x):
-        x = flax.linen.Dense(33, dot_general=self.dot_general)(x)
-        features = (3, 5)
-        return flax.linen.DenseGeneral(features, dot_general=self.dot_general)(jnp.tanh(x))
-
-
-@pytest.mark.parametrize("shape", [(8, 20), (2, 3, 20)])
-def test_flax_linen_layers(shape):
-    """Outputs and gradients equal those of the layer with XLA's product; the kernel is in the program."""
-    x = jnp.asarray(cases.operand("normal", shape))
-    params = LinenMlp(None).init(jax.random.key(0), x)
-
-    def exact_dot_general(lhs, rhs, dims, precision=None, **options):
-        return jax.lax.dot_general(lhs, rhs, dims, precision="highest", **options)
-
-    def loss(params, dot_general):
-        return jnp.sum(jnp.sin(LinenMlp(dot_general).apply(params, x)))
-
-    ours = jax.value_and_grad(loss)(params, jk.dot_general)
-    theirs = jax.value_and_grad(loss)(params, exact_dot_general)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), ours, theirs)
-    assert products(lambda p: loss(p, jk.dot_general), params) == (2, 0)
 
 
 MEMBERS, W = operands(((6, 4, 3), (3, 5)))
