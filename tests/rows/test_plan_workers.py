@@ -5,7 +5,7 @@ import functools
 import cases
 import oracle
 import pytest
-from row_plans import DEVICES, interesting_cols, plan, with_sms
+from row_plans import DEVICES, interesting_cols, plan
 
 import jaxkernels as jk
 from jaxkernels import _cpu
@@ -113,7 +113,7 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
     """Every worker has a row, too. With `halves` each batch takes half of the rows left, rounded up."""
 
     def plan_of(rows):
-        limits = with_sms(sm_count)
+        limits = cases.limits(sm_count=sm_count)
         return _cpu.plan_softmax(rows, cols, dtype, operation, limits, tier or "auto")
 
     workers = plan_of(1000).workers  # of many rows
@@ -139,7 +139,7 @@ def test_plans_and_devices_without_workers():
     with pytest.raises(IndexError, match="no worker"):
         plan(1024).rows_of(0, 4096)
     with pytest.raises(ValueError, match="sm_count must be at least 1"):
-        with_sms(0)
+        cases.limits(sm_count=0)
 
 
 @pytest.mark.smoke

@@ -140,17 +140,9 @@ def test_python_values_and_weak_types(ours, peer, value):
 
 
 @both
-def test_axes(ours, peer):
-    """jax.nn.log_softmax takes no list."""
-    axes = (0, 1, 2, -1, (0,), (3, 1), (-1, 0), (0, 1, 2, 3), (), None)
-
-    @jax.jit
-    def program(x):
-        found = [(ours(x, axis), peer(x, axis)) for axis in axes]
-        return [*found, (ours(x, [3, 1]), peer(x, (3, 1)))]
-
-    for got, want in program(A):
-        all_close(got, want)
+def test_a_list_of_axes(ours, peer):
+    """jax.nn.log_softmax takes none."""
+    close(ours(A, [3, 1]), peer(A, (3, 1)))
 
 
 @both

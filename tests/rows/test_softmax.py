@@ -22,20 +22,6 @@ tiers = pytest.mark.parametrize("tier", cases.TIERS)
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 
 
-@functools.partial(jax.jit, static_argnames=("operation", "tier"))
-def forward_all(xs, operation, tier=None):
-    """One program for many shapes."""
-    return [FUNCTIONS[operation](x, tier=tier) for x in xs]
-
-
-def check_forward(xs, dtype, operation, tier=None):
-    with cases.x64(dtype):
-        ys = jax.device_get(forward_all(xs, operation, tier=tier))
-    for x, y in zip(xs, ys, strict=True):
-        lanes = cases.accumulators(operation, x.shape, dtype, tier)
-        oracle.check(y, operation, x, accumulators=lanes)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 @dtypes
 def test_largest_finite_values(dtype, sign):
@@ -63,7 +49,7 @@ def test_subnormal_results(dtype):
     }
     low, high = ends[dtype]
     x = np.concatenate([[0.0], np.linspace(low, high, 254)])[None].astype(oracle.storage(dtype))
-    check_forward([x], dtype, "softmax_fwd")
+    cases.check_all([(x, x)], dtype, operations=("softmax_fwd",))
     if dtype == "float16":
         y = np.asarray(jk.softmax(x))
         subnormal = (y > 0) & (y < np.finfo(np.float16).tiny)

@@ -4,7 +4,8 @@ import gemm_cases
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from product_plans import DEVICES, flags, limits, problems
+from cases import limits
+from product_plans import DEVICES, flags, problems
 
 import jaxkernels as jk
 from jaxkernels import _cpu

@@ -3,7 +3,8 @@
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from product_plans import flags, limits
+from cases import limits
+from product_plans import flags
 
 import jaxkernels as jk
 from jaxkernels._core import registry

@@ -4,7 +4,8 @@ import gemm_cases
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from product_plans import DEVICES, flags, limits, thin_sizes
+from cases import limits
+from product_plans import DEVICES, flags, thin_sizes
 
 import jaxkernels as jk
 

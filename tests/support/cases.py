@@ -9,6 +9,7 @@ import numpy as np
 from oracle import EPSILON, OPERATIONS, TANGENTS, check, compute, row_scalars, storage
 
 import jaxkernels as jk
+from jaxkernels import _cpu
 from jaxkernels._core import validate
 from jaxkernels._rows import logsumexp, rms_norm
 from jaxkernels.verify import values
@@ -45,6 +46,13 @@ def scale_of(x):
 def x64(dtype):
     """A context in which JAX keeps the storage type; arrays have to be made and used inside."""
     return jax.enable_x64(dtype == "float64")
+
+
+def limits(device="h200", **changes):
+    """The limits of a device, some of them changed."""
+    found = _cpu.named_devices()[device]
+    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
+    return jk.DeviceLimits(**{**fields, **changes})
 
 
 def plan_or_none(shape, dtype, operation, tier, device=None):

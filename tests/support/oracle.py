@@ -3,27 +3,15 @@
 import ml_dtypes
 import numpy as np
 
-from jaxkernels._core.validate import DTYPES
-from jaxkernels.verify.truth.bounded import sum_error
-from jaxkernels.verify.truth.compare import compute, ratios, storage, widen
-from jaxkernels.verify.truth.rows import EPSILON, OPERATIONS, TANGENTS, bounded
-
-__all__ = [
-    "DTYPES",
-    "EPSILON",
-    "OPERATIONS",
-    "TANGENTS",
-    "bounded",
-    "check",
-    "compute",
-    "largest_ratio",
-    "row_scalars",
-    "storage",
-    "sum_error",
-    "truth",
-    "ulps",
-    "widen",
-]
+from jaxkernels._core.validate import DTYPES as DTYPES
+from jaxkernels.verify.truth.compare import compute as compute
+from jaxkernels.verify.truth.compare import ratios
+from jaxkernels.verify.truth.compare import storage as storage
+from jaxkernels.verify.truth.compare import widen as widen
+from jaxkernels.verify.truth.rows import EPSILON as EPSILON
+from jaxkernels.verify.truth.rows import OPERATIONS as OPERATIONS
+from jaxkernels.verify.truth.rows import TANGENTS as TANGENTS
+from jaxkernels.verify.truth.rows import bounded
 
 
 def truth(operation, *operands):

@@ -2,20 +2,12 @@
 
 import hypothesis.strategies as st
 
-import jaxkernels as jk
 from jaxkernels import _cpu
 
 DEVICES = sorted(_cpu.named_devices())
 few = st.integers(1, 8)
 many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
-
-
-def limits(device="h200", **changes):
-    """The limits of a device, some of them changed."""
-    found = _cpu.named_devices()[device]
-    fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
-    return jk.DeviceLimits(**{**fields, **changes})
 
 
 @st.composite

@@ -19,12 +19,6 @@ RESERVED = 1024
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 
-def with_sms(sm_count):
-    h200 = _cpu.named_devices()["h200"]
-    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
-    return jk.DeviceLimits(**{**fields, "sm_count": sm_count})
-
-
 def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
     if dtype == "float32" and operation in WITH_RESTS:
