@@ -139,27 +139,23 @@ def test_the_value_tests_reach_the_tiles(tile, shapes, trans_a, trans_b):
         assert k % plan.block_k
 
 
+def engine(m, n, k, device="h200", **options):
+    return plan_ffma(m, n, k, device=device, **options).engine
+
+
 def test_tma_needs_hopper_and_aligned_lines():
-    def engine(device, m=4096, n=4096, k=4096, **options):
-        return plan_ffma(m, n, k, device=device, **options).engine
-
-    assert engine("h200") == engine("b200") == "tma"
-    assert engine("a100") == "floats"
-    assert engine("rtx5090") == "floats"  # two blocks with their stages do not fit an SM
-    assert engine("h200", m=4095) == "tma"  # rows of A may end anywhere
-    small = {"m": 256, "n": 256, "k": 256}  # too small for padding
-    assert engine("h200", **small) == "tma"
-    assert engine("h200", **{**small, "k": 254}) == "floats"
-    assert engine("h200", **{**small, "n": 255}) == "floats"
-    assert engine("h200", **{**small, "m": 255}) == "tma"
-    assert engine("h200", **{**small, "m": 255}, trans_a=True) == "floats"
-
-
-@pytest.mark.parametrize("size", [(256, 256, 256), (64, 4096, 4096), (2047, 2047, 2047)], ids=str)
-def test_tma_needs_operands_that_begin_at_16_bytes(size):
-    assert plan_ffma(*size, device="h200", aligned_c=False).engine == "tma"
-    for flag in ("aligned_a", "aligned_b"):
-        assert plan_ffma(*size, device="h200", **{flag: False}).engine == "floats"
+    large = (4096, 4096, 4096)
+    assert engine(*large) == engine(*large, "b200") == "tma"
+    assert engine(*large, "a100") == "floats"
+    assert engine(*large, "rtx5090") == "floats"  # two blocks with their stages do not fit an SM
+    assert engine(4095, 4096, 4096) == "tma"  # rows of A may end anywhere
+    # Too small for padding:
+    assert engine(256, 256, 256) == engine(255, 256, 256) == "tma"
+    assert engine(256, 256, 254) == engine(256, 255, 256) == "floats"
+    assert engine(255, 256, 256, trans_a=True) == "floats"
+    for size in ((256, 256, 256), (64, 4096, 4096), (2047, 2047, 2047)):
+        assert engine(*size, aligned_c=False) == "tma"
+        assert engine(*size, aligned_a=False) == engine(*size, aligned_b=False) == "floats"
 
 
 def test_tma_needs_code_that_was_compiled_for_it():
@@ -209,9 +205,6 @@ def test_plan_of_this_gpu(gpu):
 
 
 def test_tma_needs_sizes_that_its_maps_hold():
-    def engine(m, n, k, **flags):
-        return plan_ffma(m, n, k, device="h200", **flags).engine
-
     assert engine(2**31 - 4, 4, 4) == engine(2**31 - 4, 4, 4, trans_a=True) == "tma"
     assert engine(2**31, 4, 4) == engine(2**31, 4, 4, trans_a=True) == "floats"
     assert engine(4, 4, 2**31, trans_b=True) == engine(4, 4, 2**31) == "floats"

@@ -21,9 +21,9 @@ def assume_room(m, n, k, batch):
     hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**32)
 
 
-def rung_on(gpu):
-    shape = (4096, 4096)
-    return registry.cpu_module.plan_sgemm(shape, shape, False, False, gpu, "tensor").algorithm
+def plan_of_shapes(a, b, rung="tensor", gpu=None, **options):
+    gpu = gpu or limits()
+    return registry.cpu_module.plan_sgemm(a, b, False, False, gpu, rung, **options)
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -67,12 +67,7 @@ def test_the_scratch_holds_split_operands_and_little_more(m, n, k, batch, trans_
 
 
 def test_a_shared_operand_is_split_once():
-    shared = registry.cpu_module.plan_sgemm(
-        (8, 4096, 512), (1, 512, 512), False, False, limits(), "tensor"
-    )
-    own = registry.cpu_module.plan_sgemm(
-        (8, 4096, 512), (8, 512, 512), False, False, limits(), "tensor"
-    )
+    shared, own = (plan_of_shapes((8, 4096, 512), (members, 512, 512)) for members in (1, 8))
     assert own.partial_elements - shared.partial_elements >= 7 * 512 * 512
 
 
@@ -82,10 +77,10 @@ def test_it_needs_hopper_and_code_for_it():
     assert plan_of(4096, 4096, 4096, device="h100").algorithm == "tensor"
     for device in ("a100", "rtx4090", "b200", "rtx5090"):
         assert plan_of(4096, 4096, 4096, device=device).algorithm == "pipelined"
-    assert limits().has_wgmma
-    assert not limits(has_wgmma=False).has_wgmma
-    assert rung_on(limits()) == "tensor"
-    assert rung_on(limits(has_wgmma=False)) == "pipelined"
+    for has_wgmma, rung in ((True, "tensor"), (False, "pipelined")):
+        gpu = limits(has_wgmma=has_wgmma)
+        assert gpu.has_wgmma == has_wgmma
+        assert plan_of_shapes((4096, 4096), (4096, 4096), gpu=gpu).algorithm == rung
 
 
 def test_it_gives_way_where_it_cannot_serve():
@@ -160,11 +155,8 @@ def test_where_k_is_split():
     assert depths == sorted(depths)
 
 
-def plan_of_one(split_k, gpu=None, batch=1):
-    shapes = (batch, 300, 5000), (batch, 5000, 260)
-    return registry.cpu_module.plan_sgemm(
-        *shapes, False, False, gpu or limits(), "tensor", split_k=split_k
-    )
+def plan_of_one(split_k, gpu=None):
+    return plan_of_shapes((1, 300, 5000), (1, 5000, 260), gpu=gpu, split_k=split_k)
 
 
 def test_a_program_keeps_the_split_that_it_was_lowered_with():
@@ -196,16 +188,12 @@ def test_a_batch_beyond_the_bound_of_scratch_is_made_in_groups():
     for batch, count in ((31, 2), (37, 3), (64, 4)):
         plan = jk.plan_sgemm(2404, 158, 21082, batch=batch, device="h200")
         assert (plan.algorithm, plan.groups) == ("tensor", count)
-    outer = registry.cpu_module.plan_sgemm(
-        (4, 8, 4096, 8192), (4, 1, 8192, 4096), False, False, limits(), "auto"
-    )
+    outer = plan_of_shapes((4, 8, 4096, 8192), (4, 1, 8192, 4096), "auto")
     assert (outer.algorithm, outer.groups) == ("tensor", 2)
 
 
 def test_members_that_are_rows_of_one_tall_matrix_are_one_group():
-    plan = registry.cpu_module.plan_sgemm(
-        (7, 20, 300), (1, 300, 70), False, False, limits(), "tensor"
-    )
+    plan = plan_of_shapes((7, 20, 300), (1, 300, 70))
     assert (plan.algorithm, plan.groups, plan.tiles_m) == ("tensor", 1, 2)
 
 
@@ -218,7 +206,5 @@ def test_members_that_are_large_by_name_stay_so_in_a_batch():
 
 
 def test_an_empty_batch_that_is_planned_as_one():
-    plan = registry.cpu_module.plan_sgemm(
-        (0, 1024, 64), (0, 64, 1024), False, False, limits(), "auto", for_batch=True
-    )
+    plan = plan_of_shapes((0, 1024, 64), (0, 64, 1024), "auto", for_batch=True)
     assert (plan.algorithm, plan.grid_blocks) == ("pipelined", 0)
