@@ -10,8 +10,6 @@ from jaxkernels.bench.rows import row_case
 from jaxkernels.bench.sgemm_products import product
 
 MIB = 2**20
-DRAWN = {"group": "drawn", "dtype": "float16", "direction": "fwd", "kind": "bias", "batch": 2}
-DRAWN |= {"length": 9, "keys": 9, "heads": 4, "key_heads": 2, "depth": 8}
 
 
 def timed(case, ms, *more):
@@ -24,12 +22,6 @@ def of_rows(operation, direction, cols, ms, group="rows", dtype="float32", rows=
 
 def of_attention(group, variant, direction, shape, ms, **extra):
     return timed(heads_case(group, "float32", variant, direction, shape), ms, {"ours": extra})
-
-
-def of_products(k, ms, rung="", transposes="NN", **refused):
-    errors = {"errors": {"relF": 1e-7, "of_bound": 0.25}}
-    extra = dict.fromkeys(ms, errors) | {"auto": errors | {"rung": rung}}
-    return timed(product("drawn", 1, 1024, 1024, k, transposes), ms, extra, refused)
 
 
 def of_rungs(n, us, rung, **refused):
@@ -52,13 +44,6 @@ TABLES = [
                 rows=2**18),
         of_rows("logsumexp", "both", MIB, {"copy": 2, "auto": 3}),
     ]),
-    ("losses", "gpu", [
-        of_rows("losses", "mean", MIB, {"copy": 2, "xla": 9, "compiled": 8, "ours": 4}),
-        of_rows("losses", "loss", MIB, {"piece_max": 1, "ours": 2}, dtype="bfloat16"),
-        # A mask has a quarter of the bytes of float32 logits, and the time is twice that without.
-        of_rows("losses", "loss", MIB, {"sum": 1, "ours": 2, "options": 4, "plain": 6}, "options",
-                options="mask"),
-    ]),
     # The worst case is the first. 1.0275 times XLA's time is not slower.
     ("map", "gpu", [
         of_rows("softmax", "fwd", 50257, {"copy": 2e-3, "xla": 4e-3, "auto": us / 1e3}, "few_rows",
@@ -77,20 +62,6 @@ TABLES = [
         of_attention("layers", "causal", "fwd", (1, 2, 8, 4), {"xla": 4, "ours": 2, "cudnn": 1, "torch": 3},
                      path="ffi"),
     ]),
-    # The default and its path have one program: the mean of both times counts. 1.03 reaches the limit.
-    ("attention", "gpu", [
-        measured(DRAWN, {"default": 1.03, "cudnn": 1.0, "ffi": 2.0}),
-        measured(DRAWN | {"batch": 3}, {"default": 3.0, "ffi": 1.0, "xla": 1.6},
-                 {"default": {"path": "ffi"}}),
-        measured(DRAWN | {"batch": 4}, {"ffi": 2.0}),
-    ]),
-    ("sgemm", "gpu", [
-        of_products(1024, {"xla": 2, "auto": 1}, "tensor"),
-        of_products(9, {"xla": 2, "auto": 2.5}, "tensor"),
-        of_products(8, {"xla": 1}, transposes="NT", auto="no 8 MiB"),
-        of_products(7, {"xla": 1}, auto="no 7 MiB"),
-    ]),
-    ("sgemm", "cpu", [of_products(1024, {"xla": 2, "auto": 1})]),
     # The worst choice is shown first. A rung that refused is not the best.
     ("rungs", "gpu", [
         of_rungs(99, {"xla": 8, "auto": 10, "pipelined": 10}, "pipelined", tensor="no scratch"),
@@ -113,18 +84,6 @@ cols rows read jax.nn ours of read x jax.nn
 logsumexp: logsumexp both, float32 (TB/s of model bytes)
 cols rows copy jax.nn ours of copy x jax.nn
 1048576 1024 4.29 - 4.29 1.000 -
-losses: losses: mean, float32
-cols rows copy TB/s ours TB/s of copy ours ms optax ms torch.compile ms x optax
-1048576 1024 4.29 2.15 0.500 4.000 9.000 8.000 2.25
-losses: losses: loss, bfloat16
-cols rows read TB/s ours TB/s of read ours ms optax ms torch.compile ms x optax
-1048576 1024 2.15 1.07 0.500 2.000 - - -
-losses: losses with options: loss, float32
-options cols rows read TB/s ours TB/s of read ours ms optax ms torch.compile ms x optax options ms \
-per byte x plain
-mask 1048576 1024 4.29 2.15 0.500 2.000 - - - 4.000 0.625 1.50
-Speed per byte with options, relative to none, of 1 cases: geometric mean 0.625, worst 0.625 \
-(1024 x 1048576, mask), 1 below 0.95
 map: softmax fwd, float32
 cols rows tier copy us jax.nn us ours us of copy x jax.nn
 50257 1 cluster 2.0 4.0 8.0 0.25 0.50
@@ -147,37 +106,6 @@ dtype direction variant batch length heads depth XLA ms cuDNN ms torch ms ours m
 x torch path of ours
 float32 fwd causal 1 8 2 4 4.000 1.000 3.000 2.000 2.00 0.50 1.50 ffi
 XLA's float32 at the highest precision; cuDNN has no float32
-attention: attention of drawn sizes
-kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms \
-ffi_flash ms xla ms over best
-bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 - 1600.000 1.250
-bias fwd float16 2 9 9 4 2 8 - 1030.000 1000.000 2000.000 - - 1.030
-bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - - -
-default of the best of 2 cases: geometric mean 0.881, worst 0.800 (drawn bias fwd float16 \
-3x9x9x4x2x8), 1 below 0.971
-default over ffi of 2 cases: geometric mean 0.805, worst 0.333 (drawn bias fwd float16 \
-3x9x9x4x2x8), 1 below 1
-default over xla of 1 cases: geometric mean 0.533, worst 0.533 (drawn bias fwd float16 \
-3x9x9x4x2x8), 1 below 1
-sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
-product by us TFLOP/s relF of bound of cuBLAS
-1024^3 auto 1000.0 2.15 1.0e-07 0.250 2.000
-1024^3 cuBLAS 2000.0 1.07 1.0e-07 0.250 1.000
-(1024, 1024, 9) auto 2500.0 0.01 1.0e-07 0.250 0.800
-(1024, 1024, 9) cuBLAS 2000.0 0.01 1.0e-07 0.250 1.000
-(1024, 1024, 8) NT auto - - 1.0e-07 0.250 -
-(1024, 1024, 8) NT cuBLAS 1000.0 0.02 1.0e-07 0.250 1.000
-(1024, 1024, 7) auto - - 1.0e-07 0.250 -
-(1024, 1024, 7) cuBLAS 1000.0 0.01 1.0e-07 0.250 1.000
-auto over cuBLAS of 2 cases: geometric mean 1.265, worst 0.800 ((1024, 1024, 9)), 1 below 1, 2 on \
-tensor cores
-auto: no 8 MiB (product (1024, 1024, 8) NT and 1 more)
-sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
-product by us GFLOP/s relF of bound of XLA
-1024^3 auto 1000.0 2147.48 1.0e-07 0.250 2.000
-1024^3 XLA 2000.0 1073.74 1.0e-07 0.250 1.000
-auto over XLA of 1 cases: geometric mean 2.000, worst 2.000 (1024^3), 0 below 1
-on a CPU both are XLA's own product
 rungs: products of more rows and columns
 product planned best planned us best us cuBLAS us regret auto of cuBLAS best of cuBLAS
 (1024, 100, 64) tensor pipelined 50.0 40.0 60.0 1.250 1.200 1.500
