@@ -36,15 +36,6 @@ def test_cuda_targets_are_live(gpu):
     assert jk.plan_softmax((2, 3), "float32", device=gpu).tier == "warp"
 
 
-def test_versions():
-    versions = registry.versions()
-    assert versions["jaxkernels"] == jk.__version__ == "0.1.0"
-    assert versions["jax"] == jax.__version__
-    assert versions["ffi_api_cpu"].startswith("0.")
-    assert versions["ffi_api_running"].startswith("0.")
-    assert ("ffi_api_cuda" in versions) == registry.has_cuda_module()
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("built", "running", "fits"),
@@ -85,19 +76,6 @@ def test_older_jaxlib_gets_one_import_error_and_keeps_its_backend(tmp_path):
     assert error.startswith("ERROR jaxkernels._cpu was built for XLA FFI 0.")
     assert "speaks XLA FFI 0.1" in error
     assert answer == "JAX 2.0"
-
-
-def test_importing_starts_no_backend():
-    """Options that JAX takes only before its backends start still work after the import."""
-    program = """
-        import jax
-        import jaxkernels
-        jax.config.update("jax_num_cpu_devices", 3)
-        assert len(jax.devices("cpu")) == 3
-        print(jax.jit(jaxkernels.softmax)(jax.numpy.zeros(2))[0])
-    """
-    stdout, _ = run_python("-W", "error", "-c", textwrap.dedent(program), XLA_FLAGS=None)
-    assert stdout.strip() == "0.5"
 
 
 @pytest.mark.smoke
@@ -296,13 +274,3 @@ def test_a_process_forked_after_the_import_uses_the_gpu(gpu):
     """
     stdout, _ = run_python("-c", "import jax\n" + textwrap.dedent(program))
     assert stdout.split() == ["gpu", "0.2"]
-
-
-def test_module_imports_without_a_gpu_or_driver():
-    """The CUDA module, where it was built, is of use for exporting on a machine that has neither."""
-    if not registry.has_cuda_module():
-        assert "JK_CUDA=ON CUDAARCHS=" in registry.why_no_kernels("cuda")
-        return
-    program = "import jaxkernels._cuda as m; print(m.architectures(), m.ffi_api_version())"
-    stdout, _ = run_python("-c", program, CUDA_VISIBLE_DEVICES="")
-    assert stdout.strip()

@@ -8,7 +8,7 @@ import oracle
 import pytest
 
 from jaxkernels.verify import __main__ as command
-from jaxkernels.verify import delivery, draw, mistakes, row_layout, run
+from jaxkernels.verify import delivery, draw, mistakes, run
 from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Problem, WrongTypeError, from_spec, to_spec
 from jaxkernels.verify.truth import compare, products, rows
@@ -141,15 +141,6 @@ def test_sums_of_terms_that_are_alike_get_the_worst_case():
     wanted = (rows.bounded("softmax_fwd", x, accumulators=1, alike=a) for a in (False, True))
     ratio = [compare.ratios(wrong, *want).max() for want in wanted]
     assert ratio[1] <= 1 < ratio[0]
-
-
-def test_short_rows_have_one_accumulator_on_a_cpu(on_a_cpu, monkeypatch):
-    monkeypatch.setattr(row_layout.jax, "default_backend", lambda: "cpu")
-    found = {}
-    for dtype, cols in {"bfloat16": 31, "float32": 40, "float64": 31}.items():
-        some = ((2, cols), (2, cols + 1))
-        found[dtype] = [row_layout.accumulators("softmax_fwd", shape, dtype) for shape in some]
-    assert found == {"bfloat16": [1, 4], "float32": [1, 4], "float64": [1, 2]}
 
 
 def test_whole_numbers_leave_no_error():
