@@ -258,15 +258,6 @@ def _of_best(m: Measured) -> float | None:
     return min(times.values()) / own
 
 
-def _over_best(m: Measured) -> float | None:
-    ratio = _of_best(m)
-    return ratio and 1 / ratio
-
-
-def _of_default(peer: str, m: Measured) -> float | None:
-    return m.ratio(peer, "default")
-
-
 def _views(run: Run) -> list[t.View]:
     """A table of scores for each dtype and direction, and one of all layers; or random layers."""
     torch = ["torch"] if any("torch" in m.records for m in run.measured) else []
@@ -275,13 +266,17 @@ def _views(run: Run) -> list[t.View]:
         columns.append(t.extra("path", "path", contender="default"))
         names = [*_CONTENDERS["drawn"], *torch]
         columns += [t.time(f"{name} ms", name) for name in names]
-        columns.append(t.Column("over best", _over_best, "{:.3f}"))
+        columns.append(t.Column("over best", _of_best, lambda ratio: f"{1 / ratio:.3f}"))
         of_case = lambda m: label(m.case)  # noqa: E731
         of_best = t.Sweep("default of the best", _of_best, of_case, 1 / TOLERANCE)
-        peers = {f"default over {n}": partial(_of_default, n) for n in ("ffi", "xla", *torch)}
-        sweeps = [of_best, *(t.Sweep(what, ratio, of_case) for what, ratio in peers.items())]
+        sweeps = [
+            t.Sweep(f"default over {n}", lambda m, n=n: m.ratio(n, "default"), of_case)
+            for n in ("ffi", "xla", *torch)
+        ]
         view = of_best.view("attention of drawn sizes", columns)
-        return [replace(view, notes=lambda some: [sweep.summary(some) for sweep in sweeps])]
+        return [
+            replace(view, notes=lambda some: [sweep.summary(some) for sweep in (of_best, *sweeps)])
+        ]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")

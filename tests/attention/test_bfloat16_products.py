@@ -57,26 +57,6 @@ def _product(lacking, dtype, left, right):
     return bfloat16_products.product(lacking, left, right, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lacking", LACKING)
-def test_products(lacking, dtype):
-    given = operands(lacking)
-    result = times(lacking, dtype)(*given)
-    assert (result.dtype, result.shape) == (dtype, SHAPES[lacking])
-    np.testing.assert_array_equal(result, jnp.asarray(truth(lacking, *given), dtype))
-
-
-@pytest.mark.parametrize("lacking", LACKING)
-def test_cotangents_are_the_other_products(lacking):
-    given = operands(lacking)
-    ct = jnp.asarray(np.random.default_rng(1).integers(-8, 9, SHAPES[lacking]), jnp.float32)
-    _, pull = jax.vjp(times(lacking), *given)
-    known = dict(zip([x for x in LACKING if x != lacking], given, strict=True)) | {lacking: ct}
-    for name, found in zip([x for x in LACKING if x != lacking], pull(ct), strict=True):
-        expected = truth(name, *(known[x] for x in LACKING if x != name))
-        np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
-
-
 @pytest.mark.parametrize("lacking", LACKING)
 def test_tangents_are_not_rounded(lacking):
     given, dots = operands(lacking), operands(lacking, seed=1)

@@ -299,14 +299,3 @@ def test_decoding_in_linen():
         outputs.append(y)
     causal = flax.linen.make_causal_mask(X[..., 0])
     close(jnp.concatenate(outputs, 1), linen_layer(LINEN).apply(parameters, X, mask=causal))
-
-
-def test_decoding_in_nnx():
-    def decode(attention_fn):
-        options = {"num_kv_heads": 2, "decode": True, "rngs": flax.nnx.Rngs(3)}
-        layer = flax.nnx.MultiHeadAttention(HEADS, FEATURES, attention_fn=attention_fn, **options)
-        layer.init_cache(X.shape)
-        step = flax.nnx.jit(lambda layer, x: layer(x))
-        return jnp.concatenate([step(layer, X[:, i : i + 1]) for i in range(LENGTH)], 1)
-
-    close(decode(dot_product_attention), decode(NNX))

@@ -6,9 +6,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import linen
 from jax import lax
 from jax.custom_derivatives import linear_call
 from jax.extend.core.primitives import closed_call_p
@@ -313,19 +311,6 @@ def test_a_function_is_compiled_once_for_its_shapes_and_static_arguments(exact_p
             assert "Compiling" not in caplog.text
 
 
-def test_equations_are_bound_once(monkeypatch):
-    """Tracing costs little more than that of f: the program is bound as one call."""
-    bound, jaxpr_as_fun = [], jax.extend.core.jaxpr_as_fun
-
-    def counted(closed):
-        bound.append(len(closed.eqns))
-        return jaxpr_as_fun(closed)
-
-    monkeypatch.setattr(jax.extend.core, "jaxpr_as_fun", counted)
-    jax.make_jaxpr(jk.float32_matmuls(lambda x, w: jnp.sin(x @ w) + 1))(X, W)
-    assert bound == [1]
-
-
 def test_a_jitted_function_keeps_its_donations():
     for function in (
         jk.float32_matmuls(jax.jit(XLAS, donate_argnums=0)),
@@ -400,29 +385,6 @@ def test_dtypes_of_the_rest_of_a_program():
         got, want = ours(X, W, np.asarray(wide)), f(X, W, wide)
         assert [x.dtype for x in got] == [x.dtype for x in want] == [jnp.float32, jnp.float64]
         np.testing.assert_allclose(got[1], want[1], rtol=1e-12)
-
-
-def test_a_model_of_flax(exact_products):
-    """One line makes a training step a float32 program."""
-    model = linen.Sequential(
-        [linen.Dense(8), jnp.tanh, linen.MultiHeadDotProductAttention(2), linen.Dense(1)]
-    )
-    x = jnp.ones((2, 3, 4))
-    parameters = model.init(jax.random.key(0), x)
-
-    def step(parameters, x):
-        loss, gradient = jax.value_and_grad(lambda p: jnp.mean(model.apply(p, x) ** 2))(parameters)
-        return loss, optax.apply_updates(parameters, gradient)
-
-    number = products(step, parameters, x)[1]
-    assert number > 10
-    ours = jax.jit(jk.float32_matmuls(step))
-    assert products(ours, parameters, x) == (number, 0)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
-        ours(parameters, x),
-        jax.jit(step)(parameters, x),
-    )
 
 
 def test_the_default_algorithm_reaches_the_program():

@@ -70,18 +70,10 @@ def serves(tier, shape, dtype):
 
 @functools.partial(jax.jit, static_argnames=("tier", "tangents"))
 def all_operations(xs, ts, scalars, tier=None, tangents=True):
-    """Runs all operations on many arrays in one program, so that many shapes cost one compilation.
+    """Runs all operations on many 2-D arrays in one program; for every x a dict from operation to result.
 
-    Args:
-      xs: 2-D arrays.
-      ts: of each a (co)tangent.
-      scalars: of each a number for each row. (As slices of the cotangents they would be kernels of XLA's own, and
-        those cost more than all of ours.)
-      tier: to force.
-      tangents: whether to compute these, too. They are plain JAX, whose compilation takes several times as long.
-
-    Returns:
-      For every x a dict from operation to result.
+    `scalars` has a number for each row of each x. As slices of the cotangents they would be kernels of XLA's own, which
+    cost more than all of ours. Tangents are plain JAX, whose compilation takes several times as long.
     """
     # Rows that XLA would serve by default, too.
     asked = {"tier": tier, "implementation": "ffi" if ON_GPU else None}

@@ -18,21 +18,13 @@ from jaxkernels.verify.truth import masked
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One call: operands in the storage type, a cotangent of the result, options.
+    """One call: operands in the storage type, options, and a cotangent of the result."""
 
-    Attributes:
-      scores: (..., q, k).
-      mask, bias: None, or arrays that broadcast against the scores.
-      scale: a number, or a NumPy scalar that is passed as a traced array.
-      options: causal, window, empty_rows.
-      dy: a cotangent of the result.
-    """
-
-    scores: np.ndarray
+    scores: np.ndarray  # (..., q, k)
     mask: Any = None
     bias: Any = None
-    scale: Any = 1.0
-    options: Any = dataclasses.field(default_factory=dict)
+    scale: Any = 1.0  # a NumPy array is passed as a traced one
+    options: Any = dataclasses.field(default_factory=dict)  # causal, window, empty_rows
     dy: Any = None
 
     @property
@@ -104,14 +96,7 @@ def run_all(some, *args, **how):
 def results_of(
     some, tier=None, wrt=DIFFERENTIATED, implementation=None, function=jk.scaled_masked_softmax
 ):
-    """Results and cotangents of many cases, in one program.
-
-    Args:
-      some: the cases.
-      tier, implementation: as for the function.
-      wrt: operands to differentiate by; "scale" counts only in cases that trace it.
-      function: what is run.
-    """
+    """Results and cotangents of many cases, in one program; "scale" counts only in cases that trace it."""
 
     def one(case, arrays, dy):
         def result(operands):

@@ -15,16 +15,9 @@ NOT_OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if jax.default_backend()
 
 
 def run_python(*arguments, expect=0, timeout=300, **environment):
-    """Runs `python *arguments` in this folder, outside the package's source tree, and returns what it printed.
+    """Runs `python *arguments` in this folder, outside the package's source tree, and returns (stdout, stderr).
 
-    Args:
-      *arguments: of the interpreter.
-      expect: the exit code that is right.
-      timeout: seconds after which something hangs.
-      **environment: variables to add; None removes one.
-
-    Returns:
-      (stdout, stderr)
+    `expect` is the exit code that is right; None removes a variable of the environment.
     """
     merged = {**os.environ, **NOT_OPTIMIZED, **environment}
     result = subprocess.run(
