@@ -20,7 +20,6 @@ struct SplitOperand {
   char* packed;
   int* exponents;
 
-  // Block returns the number of a block of rows in the split form.
   __device__ int64_t Block(int batch, int head, int block) const {
     return (int64_t{batch} * heads + head) * blocks + block;
   }
@@ -63,7 +62,6 @@ struct AttentionArgs {
   __device__ static int Length(const int* lengths, int batch, int whole) {
     return lengths == nullptr ? whole : min(max(lengths[batch], 0), whole);
   }
-  // BlocksOf returns the blocks of keys of a tile.
   __device__ KeyRange BlocksOf(const HeadTile& tile) const {
     const int first = tile.index * kBlockRows;
     if (first >= Length(q_lengths, tile.batch, q.rows)) return {0, 0};

@@ -111,7 +111,6 @@ __device__ inline void StoreGradients(const float (&sums)[kCount], const int (&e
   }
 }
 
-// CopyResidents copies a tile of two operands.
 template <int kDepth, int kSlotRows>
 __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring, uint32_t parity,
                                      const HeadTile& tile, const SplitOperand& a,
@@ -126,7 +125,6 @@ __device__ inline void CopyResidents(const GradientRing<kDepth, kSlotRows>& ring
   ring.CopyResident(parity, from);
 }
 
-// CopyStreamed copies the halves of a block of two operands.
 template <int kDepth, int kSlotRows>
 __device__ inline void CopyStreamed(const GradientRing<kDepth, kSlotRows>& ring,
                                     typename GradientRing<kDepth, kSlotRows>::Cursor& cursor,

@@ -76,7 +76,6 @@ __device__ inline void CopyForBias(const BiasGradientArgs& args, const SharedHea
   }
 }
 
-// AddScoreGradients adds dS of a head to a thread's sums.
 template <int kDepth>
 __device__ inline void AddScoreGradients(const BiasGradientArgs& args, const BiasRing<kDepth>& ring,
                                          typename BiasRing<kDepth>::Cursor& cursor,

@@ -116,7 +116,6 @@ __device__ inline void StartWeightedSum(float (&sums)[kPartSums], const PairsOfA
   CommitProducts();
 }
 
-// SumOf returns element i of the finished sums of StartWeightedSum.
 template <int kCount>
 __device__ inline float SumOf(const float (&sums)[kPartSums], int i) {
   if constexpr (kCount < kPartSums) return sums[i] + sums[i + kCount];
@@ -153,7 +152,6 @@ __device__ inline void AttendBlock(const AttentionArgs& args, const ForwardRing<
   const int exponent_k = __ldg(&args.k.exponents[args.k.Block(tile.batch, key_head, block)]);
   const int exponent_v = __ldg(&args.v.exponents[args.v.Block(tile.batch, key_head, block)]);
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
-  // Scores.
   int slots[kHalves];
   float scores[kScores];
 #pragma unroll

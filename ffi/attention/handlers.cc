@@ -52,7 +52,6 @@ struct Reader {
     if (error.success()) error = std::move(found);
   }
 
-  // Take returns the elements of a buffer that must have the type T and this shape.
   template <typename T>
   T* Take(const char* name, const ffi::AnyBuffer& buffer, const Shape& shape) {
     const ElementType wanted = TypeOf(T());
@@ -89,7 +88,6 @@ struct Reader {
   }
 };
 
-// ParsedCall is a call without its results. `Read` sets all but the plan.
 struct ParsedCall {
   AttentionProblem problem;
   AttentionCall call = {};
@@ -124,7 +122,6 @@ struct ParsedCall {
     of_sums = {batch, heads, queries, 2};
   }
 
-  // Plan makes the plan for a device, and checks that the scratch suffices.
   ffi::Error Plan(int32_t ordinal, bool backward, const ffi::AnyBuffer& scratch,
                   const Reader& reader) {
     if (reader.error.failure()) return reader.error;

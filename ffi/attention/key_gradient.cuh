@@ -40,7 +40,6 @@ __device__ inline void AddRows(float (&out)[kCount], int& out_exponent,
   out_exponent = least;
 }
 
-// LoadBiasMaskTransposed loads the bias and the mask of one key, for the queries from `query` on.
 __device__ inline void LoadBiasMaskTransposed(const AttentionArgs& args, const HeadTile& tile,
                                               int key, int query, RowBiasMask& bias_mask) {
   const int column = min(key, args.k.rows - 1);
@@ -77,7 +76,6 @@ __device__ inline void HideTransposed(float (&scores)[kColumnSums], const Attent
   }
 }
 
-// KeyTileInfo describes the tile of keys of a block.
 struct KeyTileInfo {
   int first, keys, queries;  // first key, and the lengths
   int exponent_k, exponent_v, least_v;
@@ -288,7 +286,6 @@ __device__ inline void CopyForKeys(const GradientArgs& args, const KeyRing<kDept
   }
 }
 
-// AttentionKeyGradient computes dK and dV, after AttentionQueryGradient.
 template <int kDepth, bool kBiasMask>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionKeyGradient(const __grid_constant__ GradientArgs args) {

@@ -16,7 +16,6 @@ bool IsAligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-// Member returns the address of a batch member of a row-major array.
 template <typename T>
 T* Member(T* data, int64_t member, int64_t elements) {
   return data == nullptr ? nullptr : data + member * elements;
@@ -180,7 +179,6 @@ cudaError_t LaunchBias(const AttentionPlan& plan, const GradientArgs& args,
                       stream, bias);
 }
 
-// ForDepth calls launch(padded depth), a constant.
 template <typename Launch>
 cudaError_t ForDepth(const AttentionPlan& plan, Launch launch) {
   if (plan.padded_depth == 32) return launch(std::integral_constant<int, 32>());
@@ -188,7 +186,6 @@ cudaError_t ForDepth(const AttentionPlan& plan, Launch launch) {
   return launch(std::integral_constant<int, 128>());
 }
 
-// ForGroups calls launch(first member, members) for each group of the batch.
 template <typename Launch>
 cudaError_t ForGroups(const AttentionProblem& problem, const AttentionPlan& plan, Launch launch) {
   cudaError_t error = cudaSuccess;

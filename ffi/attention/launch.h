@@ -36,7 +36,6 @@ struct AttentionCall {
   char* scratch;
 };
 
-// LaunchAttention computes `out` and `row_sums`.
 cudaError_t LaunchAttention(const AttentionProblem& problem, const AttentionPlan& plan,
                             const AttentionCall& call, cudaStream_t stream);
 

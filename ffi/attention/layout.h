@@ -30,7 +30,6 @@ JK_HOST_DEVICE constexpr int PlaceOfChunk(int row, int chunk) {
 inline constexpr int kMaxDepth = 128;
 constexpr int PaddedDepth(int64_t depth) { return depth > 64 ? 128 : depth > 32 ? 64 : 32; }
 
-// PackedTile describes the packed tiles of a padded depth.
 template <int kDepth>
 struct PackedTile {
   static constexpr bool kSharesLines = kDepth < kHalfDepth;  // high and low parts do
@@ -77,7 +76,6 @@ struct AttentionScratch {
 
 inline constexpr int kRowStatsBytes = 16;
 
-// MakeAttentionScratch lays out the scratch of `batch` members.
 inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int64_t keys,
                                              int64_t heads, int64_t key_heads, int padded_depth,
                                              bool backward) {

@@ -44,13 +44,11 @@ struct AttentionPlan {
   }
 };
 
-// AttentionPlanResult holds a plan, or the reason why there is none.
 struct AttentionPlanResult {
   AttentionPlan plan;
   std::string error;
 };
 
-// `backward`: the plan of the backward pass.
 AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceLimits& limits,
                                   bool backward);
 

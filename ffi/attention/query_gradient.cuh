@@ -218,7 +218,6 @@ __device__ inline void CopyForQueries(const GradientArgs& args, const QueryRing<
   }
 }
 
-// AttentionQueryGradient computes dQ, and corrects delta.
 template <int kDepth, bool kBiasMask>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     AttentionQueryGradient(const __grid_constant__ GradientArgs args) {

@@ -19,7 +19,6 @@ struct AttentionBarriers {
   uint64_t resident_full, resident_empty;
 };
 
-// SlotCursor is a position in the ring, and the parity of the round.
 template <int kSlots>
 struct SlotCursor {
   int slot = 0;

@@ -51,7 +51,6 @@ __device__ inline float FactorOfScores(float scale, int exponents) {
   return fminf(fmaxf(factor, PowerOfTwo(-126)), kLargestFloat);
 }
 
-// ThreadOfTile is a multiplying thread's place in a tile.
 struct ThreadOfTile {
   int row, column;  // first query of two, which are 8 apart; first key
 
@@ -80,7 +79,6 @@ struct RowBiasMask {
   }
 };
 
-// LoadBiasMask loads the bias and the mask of one query, for the keys from `key` on.
 __device__ inline void LoadBiasMask(const AttentionArgs& args, const HeadTile& tile, int query,
                                     int key, RowBiasMask& bias_mask) {
   query = min(query, args.q.rows - 1);

@@ -18,7 +18,6 @@ namespace jaxkernels {
 // Neighbouring elements of a row that a thread splits: 16 bytes of each part.
 inline constexpr int kSplitElements = 8;
 
-// SplitPair returns the high and low parts of two numbers.
 struct HalfPairs {
   uint32_t high, low;
 };
@@ -35,7 +34,6 @@ __device__ inline int ExponentOf(uint32_t bits) {
   return min(14 - (static_cast<int>(bits >> 23) - 127), 126);
 }
 
-// LargestOfBlock returns the maximum over all threads.
 __device__ inline uint32_t LargestOfBlock(uint32_t largest) {
   __shared__ uint32_t of_warp[kSplitAttentionThreads / 32];
   largest = __reduce_max_sync(~0u, largest);
@@ -114,7 +112,6 @@ __device__ inline void SplitRows(const SplitOperand& operand, const int* lengths
   }
 }
 
-// SplitAttention splits queries, then keys, then values.
 template <int kDepth>
 __global__ void __launch_bounds__(kSplitAttentionThreads)
     SplitAttention(const __grid_constant__ AttentionArgs args, unsigned blocks_q,

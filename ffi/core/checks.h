@@ -21,7 +21,6 @@ namespace jaxkernels {
 
 namespace ffi = xla::ffi;
 
-// A buffer and its name in errors.
 struct NamedBuffer {
   std::string_view name;
   ffi::AnyBuffer buffer;

@@ -35,7 +35,6 @@ __device__ inline int ClusterBlocks() {
 #endif
 }
 
-// The rank of this block within its cluster.
 __device__ inline int ClusterRank() {
 #if JK_HAS_CLUSTERS
   return static_cast<int>(__clusterRelativeBlockRank());

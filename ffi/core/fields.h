@@ -25,7 +25,6 @@ struct Field {
   bool shown;
 };
 
-// The fields' values, by reference.
 template <typename Struct>
 auto ValuesOf(Struct& self) {
   return std::apply([](const auto&... fields) { return std::tie(fields.value...); },
@@ -37,7 +36,6 @@ bool HasEqualFields(const Struct& a, const Struct& b) {
   return ValuesOf(a) == ValuesOf(b);
 }
 
-// The value in Python's notation.
 template <typename T>
 std::string ValueText(const T& value) {
   if constexpr (std::is_same_v<T, bool>) {

@@ -13,7 +13,6 @@
 
 namespace jaxkernels {
 
-// Converts the exception that is being handled.
 inline xla::ffi::Error CurrentError() noexcept {
   using xla::ffi::Error;
   // A text this short fits std::string's inline buffer, so it is never allocated, even when copied.
@@ -35,7 +34,6 @@ inline xla::ffi::Error CurrentError() noexcept {
   }
 }
 
-// Calls body() and returns success or the error that it threw.
 template <typename Body>
 xla::ffi::Error ThrownBy(Body&& body) noexcept {
   try {

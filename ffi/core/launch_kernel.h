@@ -27,7 +27,6 @@ struct LaunchShape {
 cudaError_t LaunchFunction(const void* function, const LaunchShape& shape, cudaStream_t stream,
                            void** arguments);
 
-// As LaunchFunction, with typed arguments.
 template <typename... Args>
 cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cudaStream_t stream,
                          std::type_identity_t<Args>... args) {

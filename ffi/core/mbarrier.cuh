@@ -76,7 +76,6 @@ class ByteBarrier : public Mbarrier {
   }
 };
 
-// Counts warps.
 class WarpBarrier : public Mbarrier {
  public:
   __device__ explicit WarpBarrier(const uint64_t* barrier) : Mbarrier(barrier) {}

@@ -15,7 +15,6 @@ constexpr std::string_view NameOf(Enum value) {
   return NamesOf(value)[static_cast<std::size_t>(value)];
 }
 
-// False if no value has this name.
 template <typename Enum>
 constexpr bool ParseName(std::string_view name, Enum* value) {
   std::size_t index = 0;

@@ -71,7 +71,6 @@ __device__ inline double Max(double a, double b) { return a < b ? b : a; }
 __device__ inline float RoundedSum(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double RoundedSum(double a, double b) { return __dadd_rn(a, b); }
 
-// a * b, never contracted.
 __device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
 

@@ -108,7 +108,6 @@ __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T 
   SelectByHighBits(pack, keep[0] * 128, keep[kWords - 1] * 128, other);
 }
 
-// Replaces all elements but [begin, end) by `other`.
 template <typename T>
 __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
   const auto from = [](int first) {  // bits first to 7 are 1, lower ones 0; higher ones are unused
@@ -156,7 +155,6 @@ __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from) {
                : "memory");
 }
 
-// Starts an asynchronous copy of 4 or 8 bytes.
 template <int kBytes>
 __device__ void CopyWordsAsync(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(SharedAddress(to)), "l"(from),

@@ -91,7 +91,6 @@ __device__ inline SumWithRest ShuffleXor(SumWithRest value, int mask) {
   return {ShuffleXor(value.sum, mask), ShuffleXor(value.rest, mask)};
 }
 
-// One butterfly step for several values.
 template <typename Reduction, int kCount>
 __device__ void CombineAcross(int mask, typename Reduction::Value (&value)[kCount]) {
 #pragma unroll

@@ -39,7 +39,6 @@ __device__ inline void LoadPair(const float* from, float* to) {
   to[0] = pair.x, to[1] = pair.y;
 }
 
-// MatrixIndices are the matrices of A and B that a batch member multiplies.
 struct MatrixIndices {
   int a = 0;
   int b = 0;
@@ -59,7 +58,6 @@ __device__ inline MatrixIndices MatrixIndicesOf(const SgemmArgs& args, int batch
   return indices;
 }
 
-// RungGrid is the tiles of C, for the rungs below the pipelined one.
 struct RungGrid {
   unsigned tiles_m, tiles_n;
 };

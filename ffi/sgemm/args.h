@@ -17,7 +17,6 @@ struct TileSelection {
   uint32_t most;
 };
 
-// SgemmArgs is passed to kernels by value.
 struct SgemmArgs {
   const float* a;
   const float* b;

@@ -24,7 +24,6 @@ __device__ inline float LinearCombinationAt(float alpha, float sum, float beta, 
   return LinearCombination(alpha, sum, beta, beta == 0.0f ? 0.0f : *c);
 }
 
-// EpilogueParams holds a thread's epilogue parameters.
 struct EpilogueParams {
   float alpha, beta;
   const float* c;  // c and out: the thread's first element; c is read only if beta != 0

@@ -43,7 +43,6 @@ cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cud
                       plan.split_k * plan.launches);
 }
 
-// LaunchPart launches the kernel of a rung for all of k or for one part of it.
 cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, int part,
                        cudaStream_t stream) {
   if (plan.algorithm == Algorithm::kThin) return LaunchThin(plan, args, stream);
@@ -51,7 +50,6 @@ cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, int part,
   return LaunchRung(plan, args, stream);
 }
 
-// LaunchParts launches all parts of k, one after the other.
 cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
   SgemmArgs part_args = args;
   for (int part = 0; part < plan.launches; ++part) {
@@ -63,7 +61,6 @@ cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, cudaStream
   return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
 }
 
-// GroupOf returns the batch members of group `index`. The last group may have fewer.
 SgemmArgs GroupOf(const SgemmPlan& plan, SgemmArgs args, int64_t index) {
   BatchDim& outermost = args.batch.dim[0];
   const int64_t first = index * CeilDiv(outermost.size, plan.groups);

@@ -17,7 +17,6 @@ namespace jaxkernels {
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
                         cudaStream_t stream);
 
-// LaunchSgemm calls the functions below.
 cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream);
 // `part` is the index of the launch if several launches share k.
 cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, int part,

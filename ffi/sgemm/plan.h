@@ -107,7 +107,6 @@ struct SgemmPlan {
   }
 };
 
-// SgemmPlanResult holds a plan, or the reason why there is none.
 struct SgemmPlanResult {
   SgemmPlan plan;
   SgemmPlan repairs;  // recomputes tiles of `tensor` that pairs of float16 cannot represent

@@ -75,7 +75,6 @@ struct SgemmProblem {
   bool HasAlignedPairsC() const { return aligned_c && n % 2 == 0; }
 };
 
-// SgemmProblemResult holds a problem, or the reason why there is none.
 struct SgemmProblemResult {
   SgemmProblem problem;
   std::string error;

@@ -14,7 +14,6 @@
 
 namespace jaxkernels {
 
-// RungTile is the block tile of a rung below `pipelined`.
 struct RungTile {
   int block_m, block_n, block_k;
   int thread_m, thread_n;
@@ -135,7 +134,6 @@ constexpr int PitchOf(int lines, Engine engine, bool k_major) {
   return engine == Engine::kFloats && k_major ? lines + 4 : lines;
 }
 
-// SmemBytesOf returns the bytes of shared memory of one block.
 constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_k_major,
                           bool b_k_major) {
   const PipelinedStages s = StagesOf(tile, engine, a_k_major, b_k_major);
@@ -177,7 +175,6 @@ inline constexpr int kKMajorSlices = 32;  // lanes of a warp
 inline constexpr int kKMajorIterationLines = kThinThreads / 32 * kKMajorWarpLines;
 inline constexpr int kKMajorMaxIterations = 8;
 
-// kMNMajor: a thread has four lines.
 inline constexpr int kMNMajorThreadLines = 4;
 inline constexpr int kMNMajorMaxLanes = 64;  // threads side by side
 

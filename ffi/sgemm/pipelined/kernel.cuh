@@ -194,7 +194,6 @@ struct Pipelined {
     }
   }
 
-  // SumsOf returns this thread's place among the sums of a slice in shared memory.
   __device__ float* SumsOf(int slice_of_sums, float* smem) const {
     return smem + slice_of_sums * kSums * kThreadsOfSlice + threadIdx.x % kThreadsOfSlice;
   }
@@ -238,7 +237,6 @@ struct Pipelined {
   static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
 };
 
-// IsSelected tells whether a block computes its tile.
 __device__ inline bool IsSelected(const TileSelection& selected, const PipelinedGrid& grid,
                                   const WorkTile& work) {
   if (selected.count[work.batch_index] > selected.most) return true;

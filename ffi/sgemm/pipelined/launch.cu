@@ -28,7 +28,6 @@ PipelinedKernel FindKernel(bool a_k_major, bool b_k_major) {
                    : PipelinedSgemm<kTile, kEngine, false, false, kSelected>;
 }
 
-// FindPipelined has one entry for each tile of the table, and one for selected tiles.
 template <Engine kEngine, int... kTiles>
 PipelinedKernel FindPipelined(const SgemmPlan& plan, const SgemmArgs& args,
                               std::integer_sequence<int, kTiles...>) {
@@ -65,7 +64,6 @@ cudaError_t FindEncode(EncodeFunction* encode) {
   return cudaSuccess;
 }
 
-// TmaOperand is a batched operand as one tensor, whose boxes are tiles.
 struct TmaOperand {
   const float* data;
   bool k_major;  // K-major, else MN-major

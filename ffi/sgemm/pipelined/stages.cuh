@@ -27,7 +27,6 @@ namespace jaxkernels {
 // k of one box of a K-major operand: a line of the box fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;
 
-// OperandWindow is the part of an operand that a block works on.
 struct OperandWindow {
   const float* data;   // of the whole batch
   int64_t lines;       // of one matrix

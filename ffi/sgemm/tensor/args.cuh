@@ -76,7 +76,6 @@ __device__ inline TensorTile TileOfIndex(const TensorArgs& args, unsigned index)
           static_cast<int>(index / height)};
 }
 
-// StepsOfPart is the steps of k of a block.
 struct StepsOfPart {
   int first, count;
 };

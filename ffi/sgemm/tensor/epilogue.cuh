@@ -57,12 +57,10 @@ class TensorEpilogue {
     return false;
   }
 
-  // IsFlagged tells whether any part of the tile was flagged, once all parts are decided.
   __device__ bool IsFlagged() const {
     return *const_cast<const volatile uint32_t*>(&args_.flags[tile_]) != 0;
   }
 
-  // Store stores the certain sums, and lists the others for repair.
   __device__ void Store(const float (&sums)[kSums]) const {
     if (count_ > 0) ListRepairs();
     if (args_.product.beta == 0.0f) {

@@ -25,7 +25,6 @@
 
 namespace jaxkernels {
 
-// StageCursor is a position in the ring of stages, and the parity of the round.
 struct StageCursor {
   int stage = 0;
   uint32_t parity = 0;

@@ -125,7 +125,6 @@ constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 // between two launches.
 constexpr int64_t kMaxProbeShare = 4;
 
-// ProbeTiles returns the tiles that are computed before that test, or 0.
 int64_t ProbeTiles(const SgemmProblem& problem, const DeviceLimits& limits, const SgemmPlan& plan) {
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
   if (problem.batch.Count() > 1 || plan.split_k > 1 || plan.max_flagged_tiles >= tiles) return 0;

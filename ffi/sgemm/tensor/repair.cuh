@@ -127,7 +127,6 @@ __device__ inline void RepairPieceOf(const TensorArgs& args, int batch_index, in
   }
 }
 
-// RepairTiles spreads the pieces of all recomputed tiles over the blocks of a launch.
 __device__ inline void RepairTiles(const TensorArgs& args) {
   const unsigned tiles_mn = args.tiles_m * args.tiles_n;
   const unsigned pieces = tiles_mn * args.batch * RepairPiece::kOfTile;

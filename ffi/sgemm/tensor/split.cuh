@@ -76,7 +76,6 @@ __device__ inline void ReadShare(const SplitSource& from, ThreadShare::Values& v
   }
 }
 
-// LargestOf returns the bits of the largest finite |x|.
 template <int kCount, int kNeighbours>
 __device__ inline uint32_t LargestOf(const float (&v)[kCount][kNeighbours]) {
   uint32_t largest = 0;
@@ -88,7 +87,6 @@ __device__ inline uint32_t LargestOf(const float (&v)[kCount][kNeighbours]) {
   return largest;
 }
 
-// MakePairs fills the packed tile in shared memory, and collects facts about its lines.
 __device__ inline void MakePairs(const ThreadShare::Values& v, SplitSmem& smem) {
   const int line = ThreadShare::Line();
   LineFacts facts;
@@ -200,7 +198,6 @@ __device__ inline void ReadChunks(const TensorOperand& operand, int matrix, int6
   }
 }
 
-// MaximumOfLine returns the maximum over all threads of a line.
 __device__ inline uint32_t MaximumOfLine(uint32_t largest, int threads) {
   __shared__ uint32_t of_warp[kSplitThreads / 32];
   largest = __reduce_max_sync(~0u, largest);
@@ -212,7 +209,6 @@ __device__ inline uint32_t MaximumOfLine(uint32_t largest, int threads) {
   return largest;
 }
 
-// StoreChunks stores the pairs of the elements that a thread has read.
 template <int kChunks>
 __device__ inline void StoreChunks(const TensorOperand& operand, int64_t number, int first,
                                    int threads, const float (&v)[kChunks][kChunk],
@@ -229,7 +225,6 @@ __device__ inline void StoreChunks(const TensorOperand& operand, int64_t number,
   }
 }
 
-// KeepFacts stores the facts about one line that the lanes of a warp have collected.
 __device__ inline void KeepFacts(const TensorOperand& operand, int64_t number, LineFacts facts) {
   const bool inexact = __any_sync(~0u, facts.inexact);
   facts.norm = __reduce_add_sync(~0u, facts.norm);

@@ -66,7 +66,6 @@ __device__ void AddStep(const float* const (&lines)[kKMajorWarpLines], int64_t a
   }
 }
 
-// AddLines adds `count` k of the lines of a warp.
 template <int kShortLines, int kPack>
 __device__ void AddLines(const float* const (&lines)[kKMajorWarpLines], int64_t count,
                          const float* short_side, const LaneOfK<kPack>& lane,

@@ -29,7 +29,6 @@ struct ThinCost {
   // kSmallK, fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
   // blocks that an SM holds at once.
   static constexpr double kSmallKLaunchCycles = 4510, kWaveCycles = 456;
-  // Warps that keep an SM busy.
   static constexpr double kWarpsOfBusySm = 4;
   // 128 copies of a pack or a float; the start and end of a warp.
   static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
@@ -108,7 +107,6 @@ int SmallKBlocksPerSm(const SgemmProblem& problem, const DeviceLimits& limits,
                   limits.BlocksPerSm(threads, smem_bytes));
 }
 
-// CyclesOfSmallK estimates the time of `batch_count` batch members.
 double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, int64_t batch_count,
                       const SmallKTile& tile, int threads) {
   const int64_t rows = threads / 32 * tile.RowsOfWarp(), columns = tile.Columns();

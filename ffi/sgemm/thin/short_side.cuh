@@ -17,7 +17,6 @@
 
 namespace jaxkernels {
 
-// ThinArgs is passed to kernels by value.
 struct ThinArgs {
   SgemmArgs product;
   bool long_is_a;      // A is the long side and B the short one; or the other way round
@@ -32,7 +31,6 @@ struct ThinArgs {
   int64_t batch_count;
 };
 
-// ThinBlock is the lines of a block and its share of k.
 struct ThinBlock {
   const float* long_side;  // of the block's batch member
   const float* short_side;

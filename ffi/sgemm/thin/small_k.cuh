@@ -17,14 +17,12 @@
 
 namespace jaxkernels {
 
-// SmallKArgs is passed to kernels by value.
 struct SmallKArgs {
   SgemmArgs product;
   bool b_k_major;
   unsigned tiles_m, tiles_n;
 };
 
-// WaitForStages waits until at most `pending` stages are in flight.
 __device__ inline void WaitForStages(int pending) {
   if (pending >= 3) {
     WaitForAsyncGroups<3>();

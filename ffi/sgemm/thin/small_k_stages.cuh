@@ -14,7 +14,6 @@
 
 namespace jaxkernels {
 
-// SmallKOperand is the lines of an operand that a block stages.
 struct SmallKOperand {
   const float* data;  // the first line at the first k
   int64_t pitch;      // from line to line if K-major, else from k to k

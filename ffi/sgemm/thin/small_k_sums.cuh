@@ -10,7 +10,6 @@
 
 namespace jaxkernels {
 
-// SmallKSums is a thread's sums of a tile: the arithmetic of a stage, and the stores.
 template <int kTile, bool kKMajorA>
 class SmallKSums {
  public:
@@ -25,7 +24,6 @@ class SmallKSums {
         column_lane_(kLanes == 1 ? 0 : lane_ % 2 + lane_ / 4 % kPairs * 2),
         row_lane_(kLanes == 1 ? lane_ : lane_ / 2 % 2 + lane_ / 4 / kPairs * 2) {}
 
-  // Add takes four k at a time. `rows`: of the stage.
   __device__ void Add(const float* stage, int rows, int quads) {
     const float* of_b = stage + kDepth * rows + 4 * column_lane_;
 #pragma unroll 1
