@@ -1,6 +1,5 @@
 // Kernel arguments of float32 flash attention.
-#ifndef JAXKERNELS_ATTENTION_ARGS_CUH_
-#define JAXKERNELS_ATTENTION_ARGS_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -72,5 +71,3 @@ struct AttentionArgs {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_ARGS_CUH_

@@ -12,8 +12,7 @@
 // delta must have the rounding errors of G V, or dS of a row would not sum to 0. So the kernel of
 // dQ also sums dS, P and P K. It adds c = sum(dS) / sum(P) to delta, and subtracts c sum(P K) from
 // dQ. It stores the corrected delta for the later kernels.
-#ifndef JAXKERNELS_ATTENTION_BACKWARD_CUH_
-#define JAXKERNELS_ATTENTION_BACKWARD_CUH_
+#pragma once
 
 #include "attention/forward.cuh"
 
@@ -139,5 +138,3 @@ __device__ inline void CopyStreamed(const GradientRing<kDepth, kSlotRows>& ring,
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_BACKWARD_CUH_

@@ -3,8 +3,7 @@
 // Work split: a block has a tile of 128 x 128 elements of the bias, and a group of the heads (of
 // batch members) that share it. It adds their dS in order, in registers. Groups have partial sums
 // of their own, which the caller adds. No atomics, no array of all scores.
-#ifndef JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_
-#define JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_
+#pragma once
 
 #include "attention/backward.cuh"
 
@@ -185,5 +184,3 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_BIAS_GRADIENT_CUH_

@@ -11,8 +11,7 @@
 // keys.)
 //
 // Result valid in: args.out, args.row_sums.
-#ifndef JAXKERNELS_ATTENTION_FORWARD_CUH_
-#define JAXKERNELS_ATTENTION_FORWARD_CUH_
+#pragma once
 
 #include "attention/ring.cuh"
 #include "attention/scores.cuh"
@@ -321,5 +320,3 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_FORWARD_CUH_

@@ -5,8 +5,7 @@
 // time.
 //
 // Result valid in: args.dk, args.dv.
-#ifndef JAXKERNELS_ATTENTION_KEY_GRADIENT_CUH_
-#define JAXKERNELS_ATTENTION_KEY_GRADIENT_CUH_
+#pragma once
 
 #include "attention/backward.cuh"
 
@@ -295,5 +294,3 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_KEY_GRADIENT_CUH_

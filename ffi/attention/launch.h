@@ -2,8 +2,7 @@
 //
 // Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate
 // or wait, so that CUDA graphs can capture them.
-#ifndef JAXKERNELS_ATTENTION_LAUNCH_H_
-#define JAXKERNELS_ATTENTION_LAUNCH_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -58,5 +57,3 @@ cudaError_t LaunchAttentionBackward(const AttentionProblem& problem, const Atten
                                     cudaStream_t stream);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_LAUNCH_H_

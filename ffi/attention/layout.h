@@ -7,8 +7,7 @@
 // the layout of core/wgmma.cuh. Depths up to 32 have lines of 32 high parts and 32 low parts.
 // Elements beyond the operand are zero. Each block of rows has an exponent: its elements are
 // multiplied by that power of two before they are split.
-#ifndef JAXKERNELS_ATTENTION_LAYOUT_H_
-#define JAXKERNELS_ATTENTION_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -101,5 +100,3 @@ inline AttentionScratch MakeAttentionScratch(int64_t batch, int64_t queries, int
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_LAYOUT_H_

@@ -2,8 +2,7 @@
 //
 // Owns: which problems the kernels serve, the groups of the batch, the scratch and the grid. Must
 // not know: CUDA, XLA, Python.
-#ifndef JAXKERNELS_ATTENTION_PLAN_H_
-#define JAXKERNELS_ATTENTION_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -53,5 +52,3 @@ AttentionPlanResult PlanAttention(const AttentionProblem& problem, const DeviceL
                                   bool backward);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_PLAN_H_

@@ -3,8 +3,7 @@
 // Work split: as in the forward pass. The kernel also corrects delta; see backward.cuh.
 //
 // Result valid in: args.dq, the delta of args.stats.
-#ifndef JAXKERNELS_ATTENTION_QUERY_GRADIENT_CUH_
-#define JAXKERNELS_ATTENTION_QUERY_GRADIENT_CUH_
+#pragma once
 
 #include "attention/backward.cuh"
 
@@ -227,5 +226,3 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_QUERY_GRADIENT_CUH_

@@ -2,8 +2,7 @@
 // or for halves of their rows. The forward pass keeps queries and streams keys and values.
 //
 // Owns: barriers and copies. Must not know: what is computed from the tiles.
-#ifndef JAXKERNELS_ATTENTION_RING_CUH_
-#define JAXKERNELS_ATTENTION_RING_CUH_
+#pragma once
 
 #include "attention/args.cuh"
 #include "core/mbarrier.cuh"
@@ -128,5 +127,3 @@ __device__ inline void RunWarpgroups(Copy copy, Multiply multiply) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_RING_CUH_

@@ -2,8 +2,7 @@
 //
 // A warpgroup has 64 queries and 128 keys. Element i of a thread has query lane / 4 + i / 2 % 2 * 8
 // of the warp's 16, and key ColumnOf(i) + lane % 4 * 2.
-#ifndef JAXKERNELS_ATTENTION_SCORES_CUH_
-#define JAXKERNELS_ATTENTION_SCORES_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -193,5 +192,3 @@ __device__ inline void HideByBand(float (&scores)[kScores], const AttentionArgs&
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_SCORES_CUH_

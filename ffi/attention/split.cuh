@@ -5,8 +5,7 @@
 // error of at most 2^-40 of it. Rows beyond the lengths become zeros, whatever they have.
 //
 // Work split: a block of threads has a block of rows of one head. Each element is read once.
-#ifndef JAXKERNELS_ATTENTION_SPLIT_CUH_
-#define JAXKERNELS_ATTENTION_SPLIT_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -126,5 +125,3 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_SPLIT_CUH_

@@ -1,8 +1,7 @@
 // The pass over dO: splits dO / l into pairs of float16, and computes delta.
 //
 // Result valid in: args.g, args.stats.
-#ifndef JAXKERNELS_ATTENTION_SPLIT_GRADIENT_CUH_
-#define JAXKERNELS_ATTENTION_SPLIT_GRADIENT_CUH_
+#pragma once
 
 #include "attention/backward.cuh"
 
@@ -82,5 +81,3 @@ __global__ void __launch_bounds__(kSplitAttentionThreads)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_SPLIT_GRADIENT_CUH_

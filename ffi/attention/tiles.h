@@ -3,8 +3,7 @@
 // Owns: the order of the tiles of queries, the range of keys of a tile, and the visible columns of
 // a thread. Host and device share these functions, so that they are tested without a GPU. Must not
 // know: CUDA, XLA.
-#ifndef JAXKERNELS_ATTENTION_TILES_H_
-#define JAXKERNELS_ATTENTION_TILES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -101,5 +100,3 @@ struct TileOrder {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_ATTENTION_TILES_H_

@@ -2,8 +2,7 @@
 //
 // Owns: how a struct's field list (fields.h) becomes a Python class. Must not know: what the fields
 // mean.
-#ifndef JAXKERNELS_CORE_BIND_VALUE_H_
-#define JAXKERNELS_CORE_BIND_VALUE_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -108,5 +107,3 @@ nanobind::class_<Struct> BindValue(nanobind::module_& module, const char* doc) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_BIND_VALUE_H_

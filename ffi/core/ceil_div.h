@@ -1,6 +1,5 @@
 // Rounded-up integer division, with which plans and layouts count tiles.
-#ifndef JAXKERNELS_CORE_CEIL_DIV_H_
-#define JAXKERNELS_CORE_CEIL_DIV_H_
+#pragma once
 
 #include <cstdint>
 
@@ -11,5 +10,3 @@ namespace jaxkernels {
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_CEIL_DIV_H_

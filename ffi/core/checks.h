@@ -4,8 +4,7 @@
 // names the operation, the operand, the expected value and the actual value. Nothing throws. Texts
 // are built without iostreams: their number formatting crashes if a process holds two copies of the
 // C++ library. Must not know: any operation, any device.
-#ifndef JAXKERNELS_CORE_CHECKS_H_
-#define JAXKERNELS_CORE_CHECKS_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -72,5 +71,3 @@ inline RowShape RowShapeOf(const ffi::AnyBuffer& buffer) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_CHECKS_H_

@@ -6,8 +6,7 @@
 // reduced.
 // The intrinsics are the ones that cooperative_groups.h wraps. Including that header doubles a
 // file's parse time.
-#ifndef JAXKERNELS_CORE_CLUSTER_CUH_
-#define JAXKERNELS_CORE_CLUSTER_CUH_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -228,5 +227,3 @@ class ClusterInbox {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_CLUSTER_CUH_

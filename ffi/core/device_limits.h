@@ -3,8 +3,7 @@
 // Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
 // tested on a machine without a GPU; architectures, and tables of values per architecture. Must not
 // know: the CUDA runtime (device_query.cu fills a DeviceLimits from a live device).
-#ifndef JAXKERNELS_CORE_DEVICE_LIMITS_H_
-#define JAXKERNELS_CORE_DEVICE_LIMITS_H_
+#pragma once
 
 #include <algorithm>
 #include <string>
@@ -119,5 +118,3 @@ inline const DeviceLimits kNamedDevices[] = {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_DEVICE_LIMITS_H_

@@ -1,6 +1,5 @@
 // Queries the limits of this machine's GPUs.
-#ifndef JAXKERNELS_CORE_DEVICE_QUERY_H_
-#define JAXKERNELS_CORE_DEVICE_QUERY_H_
+#pragma once
 
 #include <string>
 
@@ -19,5 +18,3 @@ struct DeviceLimitsResult {
 DeviceLimitsResult LimitsOfDevice(int ordinal);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_DEVICE_QUERY_H_

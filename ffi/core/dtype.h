@@ -2,8 +2,7 @@
 //
 // Owns: the enum, its names, tables of values per dtype, sizes in bytes, and elements per pack.
 // Must not know: XLA, CUDA, Python, any operation.
-#ifndef JAXKERNELS_CORE_DTYPE_H_
-#define JAXKERNELS_CORE_DTYPE_H_
+#pragma once
 
 #include <iterator>
 #include <string_view>
@@ -62,5 +61,3 @@ JK_HOST_DEVICE constexpr bool IsHalf(DType dtype) {
 JK_HOST_DEVICE constexpr bool IsDouble(DType dtype) { return dtype == DType::kFloat64; }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_DTYPE_H_

@@ -5,8 +5,7 @@
 //
 // Method: Cody-Waite range reduction ("Software Manual for the Elementary Functions", 1980) to |r|
 // <= log(2) / 2 with fused multiply-adds, then a minimax polynomial.
-#ifndef JAXKERNELS_CORE_EXP_DOUBLE_CUH_
-#define JAXKERNELS_CORE_EXP_DOUBLE_CUH_
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -69,5 +68,3 @@ __device__ C ExpDouble(C difference, C error) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_EXP_DOUBLE_CUH_

@@ -4,8 +4,7 @@
 // Owns: the list's form, == and the text. Each struct has kName and a static function template
 // FieldsOf(self) that returns a tuple with one Field per member. Must not know: any struct, Python
 // (bind_value.h).
-#ifndef JAXKERNELS_CORE_FIELDS_H_
-#define JAXKERNELS_CORE_FIELDS_H_
+#pragma once
 
 #include <string>
 #include <tuple>
@@ -62,5 +61,3 @@ std::string TextOf(const Struct& self) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_FIELDS_H_

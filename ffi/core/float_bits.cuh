@@ -1,6 +1,5 @@
 // The bits of float32 numbers: powers of two, and the order of magnitudes.
-#ifndef JAXKERNELS_CORE_FLOAT_BITS_CUH_
-#define JAXKERNELS_CORE_FLOAT_BITS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -16,5 +15,3 @@ __device__ inline uint32_t FiniteBits(float x) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_FLOAT_BITS_CUH_

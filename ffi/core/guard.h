@@ -3,8 +3,7 @@
 // Owns: the mapping from exceptions to ffi::Error. XLA catches exceptions that leave a handler, but
 // reports them as unknown errors. Nobody catches an exception that leaves a task of XLA's thread
 // pool: the process ends. Must not know: any handler.
-#ifndef JAXKERNELS_CORE_GUARD_H_
-#define JAXKERNELS_CORE_GUARD_H_
+#pragma once
 
 #include <exception>
 #include <new>
@@ -54,5 +53,3 @@ XLA_FFI_Error* Guarded(XLA_FFI_CallFrame* frame) noexcept {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_GUARD_H_

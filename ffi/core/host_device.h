@@ -1,6 +1,5 @@
 // Marks functions of headers that plans, handlers, kernels and both platforms share.
-#ifndef JAXKERNELS_CORE_HOST_DEVICE_H_
-#define JAXKERNELS_CORE_HOST_DEVICE_H_
+#pragma once
 
 // CPU code: inlined into every version of a function (OnThisMachine of numeric_cpu.h), and compiled
 // for its instruction set.
@@ -14,5 +13,3 @@
 #define JK_HOST_DEVICE
 #define JK_OP JK_INLINE
 #endif
-
-#endif  // JAXKERNELS_CORE_HOST_DEVICE_H_

@@ -4,8 +4,7 @@
 // dynamic shared memory, the carveout, clusters of more than 8 blocks. All host threads of a
 // process share these. Each is set once per device and function, to a value that does not depend on
 // the launch, so that no thread undoes another's setting. Must not know: plans.
-#ifndef JAXKERNELS_CORE_LAUNCH_KERNEL_H_
-#define JAXKERNELS_CORE_LAUNCH_KERNEL_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -35,5 +34,3 @@ cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cuda
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_LAUNCH_KERNEL_H_

@@ -1,8 +1,7 @@
 // PTX mbarriers in shared memory, which count arriving bytes or warps.
 //
 // Owns: their PTX. Must not know: what arrives, or who sends it.
-#ifndef JAXKERNELS_CORE_MBARRIER_CUH_
-#define JAXKERNELS_CORE_MBARRIER_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -105,5 +104,3 @@ __device__ inline void FenceBarriers() {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_MBARRIER_CUH_

@@ -2,8 +2,7 @@
 //
 // Owns: the look-up in both directions. Each enum defines NamesOf(Enum), an array of the names in
 // the order of the values. Must not know: any enum.
-#ifndef JAXKERNELS_CORE_NAMES_H_
-#define JAXKERNELS_CORE_NAMES_H_
+#pragma once
 
 #include <cstddef>
 #include <string_view>
@@ -29,5 +28,3 @@ constexpr bool ParseName(std::string_view name, Enum* value) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_NAMES_H_

@@ -3,8 +3,7 @@
 //
 // Owns: the compute type of each storage type (float32 for float16 and bfloat16) and the accuracy.
 // Must not know: rows, packs, tiers.
-#ifndef JAXKERNELS_CORE_NUMERIC_CUH_
-#define JAXKERNELS_CORE_NUMERIC_CUH_
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -257,5 +256,3 @@ class Reciprocal {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_NUMERIC_CUH_

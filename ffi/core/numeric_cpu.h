@@ -5,8 +5,7 @@
 // loops for any instruction set. Must not know: rows.
 //
 // XLA's threads flush denormal numbers to zero, so no intermediate value may be denormal.
-#ifndef JAXKERNELS_CORE_NUMERIC_CPU_H_
-#define JAXKERNELS_CORE_NUMERIC_CPU_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -319,5 +318,3 @@ JK_INLINE double Log1p(double x) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_NUMERIC_CPU_H_

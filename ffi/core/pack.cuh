@@ -2,8 +2,7 @@
 //
 // Owns: Pack, and its loads, stores and copies between global memory, shared memory and registers,
 // as words or by element. Must not know: rows.
-#ifndef JAXKERNELS_CORE_PACK_CUH_
-#define JAXKERNELS_CORE_PACK_CUH_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -202,5 +201,3 @@ __device__ void Forget(Pack<T>& pack) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_PACK_CUH_

@@ -2,8 +2,7 @@
 //
 // Owns: the chunks of rows, their assignment to threads, and synchronisation. Must not know: what
 // is done with a row.
-#ifndef JAXKERNELS_CORE_PARALLEL_FOR_H_
-#define JAXKERNELS_CORE_PARALLEL_FOR_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -93,5 +92,3 @@ xla::ffi::Error ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t ro
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_PARALLEL_FOR_H_

@@ -5,8 +5,7 @@
 // cub::BlockReduce is not used: it needs the block size as a template parameter (four times the
 // kernels) and leaves the result in one thread, so that every all-reduction would cost a second
 // barrier.
-#ifndef JAXKERNELS_CORE_REDUCE_CUH_
-#define JAXKERNELS_CORE_REDUCE_CUH_
+#pragma once
 
 #include "core/numeric.cuh"
 
@@ -208,5 +207,3 @@ class BlockReducer {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_REDUCE_CUH_

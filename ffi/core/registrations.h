@@ -2,8 +2,7 @@
 //
 // Owns: the dict of capsules by target name that Python registers. Must not know: which targets
 // exist.
-#ifndef JAXKERNELS_CORE_REGISTRATIONS_H_
-#define JAXKERNELS_CORE_REGISTRATIONS_H_
+#pragma once
 
 #include <nanobind/nanobind.h>
 
@@ -47,5 +46,3 @@ inline nanobind::dict RegistrationsOf(std::initializer_list<Target> targets) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_REGISTRATIONS_H_

@@ -10,8 +10,7 @@
 // own elements only. If the result array begins `offset` elements into a pack, all base pointers
 // lie that many elements before their arrays, so that the result's packs are aligned. Packs of
 // inputs that are then unaligned are combined from two (LoadAcrossPacks).
-#ifndef JAXKERNELS_CORE_ROW_WINDOW_CUH_
-#define JAXKERNELS_CORE_ROW_WINDOW_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -147,5 +146,3 @@ __device__ void StorePack(R* base, const RowWindow<T, kAligned>& window, int ind
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_ROW_WINDOW_CUH_

@@ -2,8 +2,7 @@
 //
 // Owns: the notation, which is Python's. Must not know: XLA, CUDA, Python. Texts are built without
 // iostreams: their number formatting crashes if a process holds two copies of the C++ library.
-#ifndef JAXKERNELS_CORE_SHAPE_TEXT_H_
-#define JAXKERNELS_CORE_SHAPE_TEXT_H_
+#pragma once
 
 #include <cstddef>
 #include <string>
@@ -20,5 +19,3 @@ std::string ShapeText(const Dims& dims) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_SHAPE_TEXT_H_

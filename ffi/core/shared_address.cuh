@@ -1,6 +1,5 @@
 // Shared memory addresses in the form that PTX instructions take.
-#ifndef JAXKERNELS_CORE_SHARED_ADDRESS_CUH_
-#define JAXKERNELS_CORE_SHARED_ADDRESS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -11,5 +10,3 @@ __device__ inline uint32_t SharedAddress(const void* pointer) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_SHARED_ADDRESS_CUH_

@@ -2,8 +2,7 @@
 //
 // Owns: descriptors of tiles in shared memory, the products, their fences. Must not know: what is
 // multiplied.
-#ifndef JAXKERNELS_CORE_WGMMA_CUH_
-#define JAXKERNELS_CORE_WGMMA_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -153,5 +152,3 @@ __device__ inline void TakeRegisters() {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_CORE_WGMMA_CUH_

@@ -1,8 +1,7 @@
 // Views of the arguments inside a kernel of the ladder.
 //
 // Owns: operands as lines by k, and the matrices of a batch member. Must not know: plans, tiles.
-#ifndef JAXKERNELS_SGEMM_ARGS_CUH_
-#define JAXKERNELS_SGEMM_ARGS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ __device__ inline RungBlock BlockOfGrid(const SgemmArgs& args, const RungGrid& g
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_ARGS_CUH_

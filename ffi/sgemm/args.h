@@ -1,6 +1,5 @@
 // Kernel arguments of a product: pointers and sizes, as a plain value.
-#ifndef JAXKERNELS_SGEMM_ARGS_H_
-#define JAXKERNELS_SGEMM_ARGS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -38,5 +37,3 @@ struct SgemmArgs {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_ARGS_H_

@@ -2,8 +2,7 @@
 //
 // Owns: the linear combination, and predicated stores of sums held in registers. Must not know: how
 // the sums are computed.
-#ifndef JAXKERNELS_SGEMM_EPILOGUE_CUH_
-#define JAXKERNELS_SGEMM_EPILOGUE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -85,5 +84,3 @@ __device__ void FinishThreadTile(const EpilogueParams& to, bool aligned,
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_EPILOGUE_CUH_

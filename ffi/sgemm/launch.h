@@ -2,8 +2,7 @@
 //
 // Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate
 // or wait, so that CUDA graphs can capture them.
-#ifndef JAXKERNELS_SGEMM_LAUNCH_H_
-#define JAXKERNELS_SGEMM_LAUNCH_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -30,5 +29,3 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileSelec
                          cudaStream_t stream);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_LAUNCH_H_

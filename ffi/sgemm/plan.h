@@ -11,8 +11,7 @@
 // - The problem sets for_batch.
 // - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, and that of one
 //   batch member does not.
-#ifndef JAXKERNELS_SGEMM_PLAN_H_
-#define JAXKERNELS_SGEMM_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -128,5 +127,3 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
                           Algorithm algorithm = Algorithm::kAuto, int split_k = 0);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PLAN_H_

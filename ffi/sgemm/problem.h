@@ -3,8 +3,7 @@
 // Owns: the description as a plain value, and its canonical form. Matrices are row-major. Their
 // rows follow one another without gaps, except for the padding that a plan requests. Must not know:
 // CUDA, XLA, Python.
-#ifndef JAXKERNELS_SGEMM_PROBLEM_H_
-#define JAXKERNELS_SGEMM_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -88,5 +87,3 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     bool trans_b);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PROBLEM_H_

@@ -8,8 +8,7 @@
 // device, with for_batch also on the batch; for `thin` with a K-major long side also on whether
 // rows start at 16-byte boundaries. `split_k` is its value when the program was lowered, or 0. Must
 // not know: CUDA.
-#ifndef JAXKERNELS_SGEMM_RUNG_PLANS_H_
-#define JAXKERNELS_SGEMM_RUNG_PLANS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -117,5 +116,3 @@ SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits,
 void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan);
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNG_PLANS_H_

@@ -3,8 +3,7 @@
 // Owns: the sizes of tiles, and the constants derived from them. No other file lists tiles: plans,
 // launches and tests iterate over kPipelinedTiles and kSmallKTiles. This file is plain C++, so that
 // plans are made without CUDA.
-#ifndef JAXKERNELS_SGEMM_TILES_H_
-#define JAXKERNELS_SGEMM_TILES_H_
+#pragma once
 
 #include <cstdint>
 #include <string_view>
@@ -229,5 +228,3 @@ constexpr int SmallKSmemBytes(const SmallKTile& tile, int threads, int64_t k, bo
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TILES_H_

@@ -3,8 +3,7 @@
 // Owns: the PTX of two kinds of copies. Every thread issues cp.async for 4 or 16 bytes (compute
 // capability 8.0). One thread asks the tensor memory accelerator (TMA) for a whole tile (9.0); TMA
 // counts its bytes at a barrier. Must not know: matrices.
-#ifndef JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
-#define JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -60,5 +59,3 @@ __device__ inline void CopyBox(uint32_t to, const CUtensorMap& map, int x, int y
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_

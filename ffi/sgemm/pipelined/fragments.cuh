@@ -7,8 +7,7 @@
 //   First(slice, line)   returns where a thread begins to read a tile
 //   Load(from, k)        is called for every k of a slice in turn, one k ahead
 //   Of(k)                returns the elements
-#ifndef JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
-#define JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
+#pragma once
 
 #include "sgemm/args.cuh"
 #include "sgemm/pipelined/stages.cuh"
@@ -84,5 +83,3 @@ class FragmentKMajor {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_

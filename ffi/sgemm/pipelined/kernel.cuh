@@ -10,8 +10,7 @@
 // from each bank. An FFMA has three operands, so one must come from the reuse cache of the previous
 // instruction. It does if the FFMA follow a row of the thread tile from left to right. Left for
 // every k on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 fragment loads and 9 bank conflicts.
-#ifndef JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
-#define JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
+#pragma once
 
 #include <type_traits>
 
@@ -296,5 +295,3 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_

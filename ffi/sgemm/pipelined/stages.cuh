@@ -13,8 +13,7 @@
 //   Step()                does so in equal parts, after some k of a tile each
 //   Drain()               waits for the remaining copies
 //   A(t), B(t)            return tile t
-#ifndef JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
-#define JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -284,5 +283,3 @@ class FloatStages {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_

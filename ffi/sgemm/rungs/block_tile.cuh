@@ -4,8 +4,7 @@
 // Work split: 32 x 32 threads compute one element of C each, in tiles of 32 k. Memory: each operand
 // is read from global memory once for every 32 rows (or columns) of C. Loads are coalesced for both
 // layouts. Shared memory: 2 * 32 * 33 floats; the odd pitch spreads a column over the banks.
-#ifndef JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
-#define JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
+#pragma once
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
@@ -48,5 +47,3 @@ __global__ void __launch_bounds__(kSharedTile.Threads())
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_

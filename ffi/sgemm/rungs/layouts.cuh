@@ -1,7 +1,6 @@
 // The layouts of the rungs thread_tile, warp_tile and split_tile for the kernel of
 // register_tile.cuh.
-#ifndef JAXKERNELS_SGEMM_RUNGS_LAYOUTS_CUH_
-#define JAXKERNELS_SGEMM_RUNGS_LAYOUTS_CUH_
+#pragma once
 
 #include "sgemm/rungs/register_tile.cuh"
 
@@ -87,5 +86,3 @@ struct SplitTileLayout {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNGS_LAYOUTS_CUH_

@@ -4,8 +4,7 @@
 // Work split: 32 x 32 threads, neighbouring threads in a row of C. A warp reads neighbouring
 // columns of B and one element of A. Memory: 2 * m * n * k reads, many of them served by the
 // caches.
-#ifndef JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
-#define JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
+#pragma once
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
@@ -33,5 +32,3 @@ __global__ void __launch_bounds__(kNaiveTile.Threads())
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_

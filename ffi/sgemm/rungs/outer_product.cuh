@@ -1,6 +1,5 @@
 // The arithmetic of every rung that keeps sums in registers: sums += a b^T for one k.
-#ifndef JAXKERNELS_SGEMM_RUNGS_OUTER_PRODUCT_CUH_
-#define JAXKERNELS_SGEMM_RUNGS_OUTER_PRODUCT_CUH_
+#pragma once
 
 namespace jaxkernels {
 
@@ -26,5 +25,3 @@ __device__ inline void AddOuterProduct(const float (&a)[kM], const float (&b)[kN
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNGS_OUTER_PRODUCT_CUH_

@@ -6,8 +6,7 @@
 // Memory: tiles of 8 k of both operands in shared memory, loaded 16 bytes a thread. Each operand is
 // read from global memory once for every 128 rows (or columns) of C. Registers: 64 sums, 16
 // fragments and, with prefetching, 8 floats in flight.
-#ifndef JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
-#define JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
+#pragma once
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
@@ -149,5 +148,3 @@ __device__ void LoadQuads(const float* tile, int k, int line, float (&fragment)[
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_

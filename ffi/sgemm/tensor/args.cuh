@@ -1,8 +1,7 @@
 // Kernel arguments of the rung `tensor`, and its tile scheduler.
 //
 // Owns: the addresses in the scratch, and the order of tiles and of the parts of k.
-#ifndef JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
+#pragma once
 
 #include <cuda_runtime.h>
 
@@ -92,5 +91,3 @@ __device__ inline StepsOfPart StepsOf(const TensorArgs& args, unsigned index) {
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_

@@ -6,8 +6,7 @@
 //
 // A separate launch adds the parts. The block that ends last could do it instead, but one SM reads
 // 64 bytes a cycle, and 32 parts of a tile are 2 MiB.
-#ifndef JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_
+#pragma once
 
 #include "core/cluster.cuh"
 #include "sgemm/epilogue.cuh"
@@ -253,5 +252,3 @@ __global__ void __launch_bounds__(kFinishThreads)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_

@@ -6,8 +6,7 @@
 //
 // Memory: three stages of 64 KiB. A multiplying thread holds three times 64 sums. Result valid in:
 // C, except for the listed repairs and flagged tiles; with split-k, the sums of the parts.
-#ifndef JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
+#pragma once
 
 #include "sgemm/tensor/args.cuh"
 #include "sgemm/tensor/epilogue.cuh"
@@ -129,5 +128,3 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_

@@ -6,8 +6,7 @@
 // is a stage of one operand in shared memory: the high parts of 128 lines x 64 k, then the low
 // parts, in the layout of mainloop.cuh. A line is a row of op(A) or a column of op(B). Elements
 // beyond the operand are zero.
-#ifndef JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
-#define JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -101,5 +100,3 @@ inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, const Ba
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_

@@ -13,8 +13,7 @@
 //
 // Clusters that share the copies of B (`.multicast::cluster`) were equally fast, within 3 %: the
 // power limit of an H200 decides.
-#ifndef JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -173,5 +172,3 @@ __device__ inline void SumTile(float (&sums)[64], const StageRing& ring, StageCu
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_

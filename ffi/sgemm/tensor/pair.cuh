@@ -7,8 +7,7 @@
 // high <= 2^15, |x - high| <= 8 and |low| <= 2^14. A pair keeps 23 bits of every element of at
 // least 2^-13 (2^-28 of the largest). Below that, high and low lose bits to the smallest float16,
 // 2^-24, and the error is at most 2^-36.
-#ifndef JAXKERNELS_SGEMM_TENSOR_PAIR_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_PAIR_CUH_
+#pragma once
 
 #include <cuda_fp16.h>
 
@@ -104,5 +103,3 @@ __device__ inline void StorePairs(char* packed_tile, int line, int k, const floa
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_PAIR_CUH_

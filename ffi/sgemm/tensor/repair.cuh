@@ -7,8 +7,7 @@
 // split-k, would have one block per tile. For accuracy it would sum at most 1024 k per launch, and
 // each launch takes 1 us even with nothing to do. Float64 sums all of k at half the rate of FFMA,
 // with eight blocks per tile, in the launch that repairs elements.
-#ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
+#pragma once
 
 #include "sgemm/epilogue.cuh"
 #include "sgemm/tensor/args.cuh"
@@ -186,5 +185,3 @@ __global__ void __launch_bounds__(kRepairThreads, kTiles ? kRepairBlocksOfSm : 0
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_

@@ -18,8 +18,7 @@
 // H200, all of a product, us (2026-11):
 // (308, 722, 14203) NT 129, 95
 // (2000, 2000, 12000) NT 606, 575
-#ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
+#pragma once
 
 #include "core/shared_address.cuh"
 #include "sgemm/tensor/args.cuh"
@@ -314,5 +313,3 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_

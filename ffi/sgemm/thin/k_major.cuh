@@ -5,8 +5,7 @@
 // in shared memory, a chunk of k at a time. Result: lanes add their sums and halve in each step the
 // sums that they hold, then the blocks of a cluster add theirs (StoreSums). Requires: kPack 4:
 // stored rows of the long side start at 16-byte boundaries.
-#ifndef JAXKERNELS_SGEMM_THIN_K_MAJOR_CUH_
-#define JAXKERNELS_SGEMM_THIN_K_MAJOR_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -158,5 +157,3 @@ __global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_K_MAJOR_CUH_

@@ -6,8 +6,7 @@
 // time, the lines of one k together. Result: groups add their sums in shared memory by halves, then
 // the blocks of a cluster add theirs (StoreSums). Requires: kPack 4: stored rows of the long side
 // start at 16-byte boundaries. `lanes` is a power of two.
-#ifndef JAXKERNELS_SGEMM_THIN_MN_MAJOR_CUH_
-#define JAXKERNELS_SGEMM_THIN_MN_MAJOR_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -148,5 +147,3 @@ __global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_MN_MAJOR_CUH_

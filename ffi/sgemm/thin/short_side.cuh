@@ -4,8 +4,7 @@
 //
 // Owns: the roles of the operands, and the sum over the blocks that share k. The long side has many
 // lines, the short side has few. A line is a row of op(A) or a column of op(B).
-#ifndef JAXKERNELS_SGEMM_THIN_SHORT_SIDE_CUH_
-#define JAXKERNELS_SGEMM_THIN_SHORT_SIDE_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -114,5 +113,3 @@ __device__ inline void StoreSums(const ThinArgs& args, const ThinBlock& block, i
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_SHORT_SIDE_CUH_

@@ -6,8 +6,7 @@
 // and columns of B. A block requests all stages before it waits for the first one, or those of
 // kSmallKMaxStagedK k. Every sum is one chain of FFMA in the order of k. Requires: a thread block
 // of whole warps, kSmallKMaxThreads at most.
-#ifndef JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_
-#define JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -87,5 +86,3 @@ __global__ void __launch_bounds__(kSmallKMaxThreads, kSmallKTiles[kTile].blocks_
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_

@@ -2,8 +2,7 @@
 //
 // A thread goes from one copy to the next by additions: with a multiplication for each, copies took
 // half the instructions of the FFMA.
-#ifndef JAXKERNELS_SGEMM_THIN_SMALL_K_STAGES_CUH_
-#define JAXKERNELS_SGEMM_THIN_SMALL_K_STAGES_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -134,5 +133,3 @@ __device__ void CopyKMajorColumns(const SmallKOperand& b, int first_k, float* st
 }
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_SMALL_K_STAGES_CUH_

@@ -1,6 +1,5 @@
 // Products of small k: a thread's sums of a tile, from the stages of small_k_stages.cuh.
-#ifndef JAXKERNELS_SGEMM_THIN_SMALL_K_SUMS_CUH_
-#define JAXKERNELS_SGEMM_THIN_SMALL_K_SUMS_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -166,5 +165,3 @@ class SmallKSums {
 };
 
 }  // namespace jaxkernels
-
-#endif  // JAXKERNELS_SGEMM_THIN_SMALL_K_SUMS_CUH_
