@@ -105,12 +105,12 @@ __device__ inline void StartWeightedSum(float (&sums)[kPartSums], const PairsOfA
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     const uint64_t at = i * kDescriptorStepMN;
-    if constexpr (!Tile::kSharesLines) Multiply64x64(sums, a.high[i], low + at, i > 0);
-    Multiply64x64(sums, a.low[i], high + at, !Tile::kSharesLines || i > 0);
+    if constexpr (!Tile::kSharesLines) Multiply(sums, a.high[i], low + at, i > 0);
+    Multiply(sums, a.low[i], high + at, !Tile::kSharesLines || i > 0);
   }
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
-    Multiply64x64(sums, a.high[i], high + i * kDescriptorStepMN, true);
+    Multiply(sums, a.high[i], high + i * kDescriptorStepMN, true);
   }
   CommitProducts();
 }

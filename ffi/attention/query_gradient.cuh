@@ -95,7 +95,7 @@ __device__ inline void DifferentiateBlock(const GradientArgs& args, const QueryR
   FenceProducts();
 #pragma unroll
   for (int i = 0; i < kStepsOfBlock; ++i) {
-    Multiply64x64(sums, high[i], tile_k + i * kDescriptorStepMN, i > 0);
+    Multiply(sums, high[i], tile_k + i * kDescriptorStepMN, i > 0);
   }
   CommitProducts();
   int exponents[2];

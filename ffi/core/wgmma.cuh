@@ -71,8 +71,9 @@ __device__ inline void LaunderRegisters(float (&sums)[kSums]) {
   JK_SUMS_8(d, 0), JK_SUMS_8(d, 8), JK_SUMS_8(d, 16), JK_SUMS_8(d, 24), JK_SUMS_8(d, 32), \
       JK_SUMS_8(d, 40), JK_SUMS_8(d, 48), JK_SUMS_8(d, 56)
 
-// Multiply64x128 computes sums = (keep ? sums : 0) + A B of 64 x 128 x 16.
-__device__ inline void Multiply64x128(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
+// Multiply computes sums = (keep ? sums : 0) + A B of 64 x 128 x 16, or of 64 x 64 x 16 with 32
+// sums.
+__device__ inline void Multiply(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
 #if JK_HAS_WGMMA
   asm volatile(
       "{\n"
@@ -90,8 +91,7 @@ __device__ inline void Multiply64x128(float (&sums)[64], uint64_t a, uint64_t b,
 #endif
 }
 
-// Multiply64x64 computes sums = (keep ? sums : 0) + A B of 64 x 64 x 16.
-__device__ inline void Multiply64x64(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
+__device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
 #if JK_HAS_WGMMA
   asm volatile(
       "{\n"
@@ -107,10 +107,9 @@ __device__ inline void Multiply64x64(float (&sums)[32], uint64_t a, uint64_t b, 
 #endif
 }
 
-// As above for operands A in registers. A thread has elements of A in
-// the layout of sums: `a` are those of two times 8 columns, in pairs. B is MN-major.
-__device__ inline void Multiply64x64(float (&sums)[32], const uint32_t (&a)[4], uint64_t b,
-                                     bool keep) {
+// As above for operands A in registers. A thread has elements of A in the layout of sums: `a` are
+// those of two times 8 columns, in pairs. B is MN-major.
+__device__ inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint64_t b, bool keep) {
 #if JK_HAS_WGMMA
   asm volatile(
       "{\n"
@@ -128,14 +127,6 @@ __device__ inline void Multiply64x64(float (&sums)[32], const uint32_t (&a)[4], 
 
 #undef JK_SUMS_64
 #undef JK_SUMS_8
-
-// Multiply is one of the products above, by the number of a thread's sums.
-__device__ inline void Multiply(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
-  Multiply64x128(sums, a, b, keep);
-}
-__device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
-  Multiply64x64(sums, a, b, keep);
-}
 
 // GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
 template <int kRegisters>

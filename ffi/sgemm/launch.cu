@@ -43,17 +43,13 @@ cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cud
                       plan.split_k * plan.launches);
 }
 
-cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, int part,
-                       cudaStream_t stream) {
-  if (plan.algorithm == Algorithm::kThin) return LaunchThin(plan, args, stream);
-  if (plan.algorithm == Algorithm::kPipelined) return LaunchPipelined(plan, args, part, stream);
-  return LaunchRung(plan, args, stream);
-}
-
 cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
   SgemmArgs part_args = args;
   for (int part = 0; part < plan.launches; ++part) {
-    const cudaError_t error = LaunchPart(plan, part_args, part, stream);
+    const cudaError_t error =
+        plan.algorithm == Algorithm::kPipelined ? LaunchPipelined(plan, part_args, part, stream)
+        : plan.algorithm == Algorithm::kThin    ? LaunchThin(plan, part_args, stream)
+                                                : LaunchRung(plan, part_args, stream);
     if (error != cudaSuccess) return error;
     part_args.c = args.out;  // the sum of the parts so far
     part_args.beta = 1.0f;

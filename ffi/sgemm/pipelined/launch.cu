@@ -37,10 +37,7 @@ PipelinedKernel FindPipelined(const SgemmPlan& plan, const SgemmArgs& args,
   return find(args.a_k_major, args.b_k_major);
 }
 
-using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
-                                    const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
-                                    const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                    CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
 
 // FindEncode looks the function up in the loaded driver. The module links no driver, so that it can
 // be imported on a machine without one. The symbol is cached; a failure is not.
@@ -49,13 +46,8 @@ cudaError_t FindEncode(EncodeFunction* encode) {
   void* symbol = known.load(std::memory_order_relaxed);
   if (symbol == nullptr) {
     cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
     const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol,
                                                                12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error =
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &symbol, cudaEnableDefault, &found);
-#endif
     if (error != cudaSuccess) return error;
     if (symbol == nullptr) return cudaErrorNotSupported;
     known.store(symbol, std::memory_order_relaxed);
@@ -64,50 +56,33 @@ cudaError_t FindEncode(EncodeFunction* encode) {
   return cudaSuccess;
 }
 
-struct TmaOperand {
-  const float* data;
-  bool k_major;  // K-major, else MN-major
-  int64_t lines, depth, matrices;
-  int64_t pitch;  // elements from one stored row to the next
-  int block_lines, block_k;
-};
-
-// MapOperand encodes the map. A K-major operand has dimensions (depth, lines, matrices) and boxes
-// of kBoxDepth x block_lines. Their 16-byte packs have the 128-byte swizzle: pack p of line l lies
-// at place p ^ (l % 8). An MN-major operand has dimensions (lines, depth, matrices) and boxes of
-// block_lines x block_k without swizzle.
+// MapOperand encodes the tensor map of A or B, whose boxes are tiles. A K-major operand has
+// dimensions (depth, lines, matrices) and boxes of kBoxDepth x block_lines. Their 16-byte packs
+// have the 128-byte swizzle: pack p of line l lies at place p ^ (l % 8). An MN-major operand has
+// dimensions (lines, depth, matrices) and boxes of block_lines x block_k without swizzle.
 //
 // Requires: stored rows start at 16-byte boundaries, and sizes and strides fit a map. EngineOf in
 // plan.cc makes sure of both for every plan with kTma.
-cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map) {
+cudaError_t MapOperand(const SgemmPlan& plan, const SgemmArgs& args, bool is_a, CUtensorMap* map) {
   EncodeFunction encode = nullptr;
   if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;
-  const int64_t contiguous = operand.k_major ? operand.depth : operand.lines;
-  const int64_t strided = operand.k_major ? operand.lines : operand.depth;
+  const bool k_major = is_a ? args.a_k_major : args.b_k_major;
+  const int64_t lines = is_a ? args.m : args.n, strided = k_major ? lines : args.k;
+  const int64_t pitch = is_a ? args.pitch_a : args.pitch_b;
   const auto unsign = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.matrices)};
-  const cuuint64_t strides[] = {unsign(operand.pitch * 4), unsign(operand.pitch * strided * 4)};
-  const auto lines = static_cast<cuuint32_t>(operand.block_lines);
-  const cuuint32_t box_k_major[] = {kBoxDepth, lines, 1};
-  const cuuint32_t box[] = {lines, static_cast<cuuint32_t>(operand.block_k), 1};
+  const cuuint64_t sizes[] = {unsign(k_major ? args.k : lines), unsign(strided),
+                              unsign(is_a ? args.matrices_a : args.matrices_b)};
+  const cuuint64_t strides[] = {unsign(pitch * 4), unsign(pitch * strided * 4)};
+  const auto block_lines = static_cast<cuuint32_t>(is_a ? plan.block_m : plan.block_n);
+  const cuuint32_t box_k_major[] = {kBoxDepth, block_lines, 1};
+  const cuuint32_t box[] = {block_lines, static_cast<cuuint32_t>(plan.block_k), 1};
   const cuuint32_t dense[] = {1, 1, 1};
   const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data), sizes,
-             strides, operand.k_major ? box_k_major : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             operand.k_major ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(is_a ? args.a : args.b),
+             sizes, strides, k_major ? box_k_major : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             k_major ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-// MapOperands encodes the tensor maps of A and B, which only kTma reads.
-cudaError_t MapOperands(const SgemmPlan& plan, const SgemmArgs& args, CUtensorMap* map_a,
-                        CUtensorMap* map_b) {
-  const TmaOperand a{args.a,          args.a_k_major, args.m,       args.k,
-                     args.matrices_a, args.pitch_a,   plan.block_m, plan.block_k};
-  const TmaOperand b{args.b,          args.b_k_major, args.n,       args.k,
-                     args.matrices_b, args.pitch_b,   plan.block_n, plan.block_k};
-  const cudaError_t error = MapOperand(a, map_a);
-  return error == cudaSuccess ? MapOperand(b, map_b) : error;
 }
 
 }  // namespace
@@ -117,7 +92,8 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, int pa
   CUtensorMap map_a{}, map_b{};
   const bool is_tma = plan.engine == Engine::kTma;
   if (is_tma) {
-    const cudaError_t error = MapOperands(plan, args, &map_a, &map_b);
+    cudaError_t error = MapOperand(plan, args, /*is_a=*/true, &map_a);
+    if (error == cudaSuccess) error = MapOperand(plan, args, /*is_a=*/false, &map_b);
     if (error != cudaSuccess) return error;
   }
   const PipelinedKernel kernel =

@@ -36,13 +36,9 @@ class TensorEpilogue {
         (int64_t{tile.batch_index} * args.product.m + first_row) * args.product.n + first_column;
   }
 
-  // Examine finds uncertain sums. If the warp has too many of them, it returns false and flags the
+  // CountUncertain counts the uncertain sums of this warp. Decide gets the count of 16 x 128 sums,
+  // which may be spread over several warps. If there are too many, it returns false and flags the
   // tile, which is then recomputed as a whole.
-  __device__ bool Examine(const float (&sums)[kSums]) { return Decide(CountUncertain(sums)); }
-
-  // CountUncertain and Decide are the two steps of Examine, for 16 x 128 sums that are spread over
-  // several warps. The first counts the uncertain sums of this warp. The second decides by the
-  // count of all warps.
   __device__ int CountUncertain(const float (&sums)[kSums]) {
     if (__any_sync(~0u, MayBeUncertain(sums))) uncertain_ = FindUncertain(sums);
     return __reduce_add_sync(~0u, __popcll(uncertain_));

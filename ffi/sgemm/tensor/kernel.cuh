@@ -17,25 +17,6 @@ namespace jaxkernels {
 // Registers per thread (setmaxnreg): producer 24, consumers 240. 128 x 24 + 256 x 240 of 65536.
 inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 
-// PackedTileIterator points to the packed operand tiles of a tile of C, one step of k after the
-// other.
-struct PackedTileIterator {
-  const char* a;
-  const char* b;
-
-  __device__ PackedTileIterator(const TensorArgs& args, const TensorTile& tile, int first_step) {
-    const MatrixIndices matrices = MatrixIndicesOf(args.product, tile.batch_index);
-    const int64_t tile_a = int64_t{matrices.a} * args.tiles_m + tile.m;
-    const int64_t tile_b = int64_t{matrices.b} * args.tiles_n + tile.n;
-    a = args.a.packed + (tile_a * args.steps + first_step) * kPackedTileBytes;
-    b = args.b.packed + (tile_b * args.steps + first_step) * kPackedTileBytes;
-  }
-  __device__ void Advance() {
-    a += kPackedTileBytes;
-    b += kPackedTileBytes;
-  }
-};
-
 // VoteOfConsumers is an OR-reduction over all threads of the consumer warps.
 __device__ inline bool VoteOfConsumers(bool vote) {
   int any;
@@ -66,12 +47,16 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
   StageCursor cursor;
   for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
     const StepsOfPart steps = StepsOf<kParts>(args, index);
-    PackedTileIterator packed(args, TileOfIndex(args, kParts ? index / args.splits : index),
-                              steps.first);
+    const TensorTile tile = TileOfIndex(args, kParts ? index / args.splits : index);
+    const MatrixIndices matrices = MatrixIndicesOf(args.product, tile.batch_index);
+    const int64_t tile_a = int64_t{matrices.a} * args.tiles_m + tile.m;
+    const int64_t tile_b = int64_t{matrices.b} * args.tiles_n + tile.n;
+    const char* a = args.a.packed + (tile_a * args.steps + steps.first) * kPackedTileBytes;
+    const char* b = args.b.packed + (tile_b * args.steps + steps.first) * kPackedTileBytes;
     for (int step = 0; step < steps.count; ++step) {
       ring.WaitEmpty(cursor);
-      ring.Fill(cursor.stage, packed.a, packed.b);
-      packed.Advance();
+      ring.Fill(cursor.stage, a, b);
+      a += kPackedTileBytes, b += kPackedTileBytes;
       cursor.Advance();
     }
   }
@@ -92,7 +77,7 @@ __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ri
     } else {
       const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
       TensorEpilogue<64> epilogue(args, TileOfIndex(args, index), row, column);
-      bool certain = epilogue.Examine(sums);
+      bool certain = epilogue.Decide(epilogue.CountUncertain(sums));
       // Recomputing a whole tile may read C, so nothing of that tile is stored here.
       if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
       if (certain) epilogue.Store(sums);

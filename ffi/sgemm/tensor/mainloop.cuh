@@ -95,14 +95,14 @@ __device__ inline void StartProducts(float (&main)[64], float (&cross)[64], uint
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const uint64_t at = i * kDescriptorStep;
-    Multiply64x128(main, a_high + at, b_high + at, i > 0);
+    Multiply(main, a_high + at, b_high + at, i > 0);
   }
   CommitProducts();
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const uint64_t at = i * kDescriptorStep;
-    Multiply64x128(cross, a_high + at, b_low + at, true);
-    Multiply64x128(cross, a_low + at, b_high + at, true);
+    Multiply(cross, a_high + at, b_low + at, true);
+    Multiply(cross, a_low + at, b_high + at, true);
   }
   CommitProducts();
 }

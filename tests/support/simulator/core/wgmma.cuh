@@ -107,7 +107,7 @@ template <int kSums>
 void Multiply(float (&sums)[kSums], uint64_t a, uint64_t b, bool keep) {
   simulator::products[threadIdx.x].push_back({sums, 2 * kSums, false, keep, a, b, {}});
 }
-inline void Multiply64x64(float (&sums)[32], const uint32_t (&a)[4], uint64_t b, bool keep) {
+inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint64_t b, bool keep) {
   simulator::products[threadIdx.x].push_back(
       {sums, 64, true, keep, 0, b, {a[0], a[1], a[2], a[3]}});
 }
