@@ -94,7 +94,7 @@ nanobind::class_<Struct> BindValue(nanobind::module_& module, const char* doc) {
           "__eq__",
           [](const Struct& self, nanobind::handle other) {
             return nanobind::isinstance<Struct>(other) &&
-                   HasEqualFields(self, nanobind::cast<const Struct&>(other));
+                   ValuesOf(self) == ValuesOf(nanobind::cast<const Struct&>(other));
           },
           nanobind::arg().none())
       .def("__hash__", [](const Struct& self) { return nanobind::hash(StateOf(self)); })

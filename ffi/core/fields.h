@@ -30,11 +30,6 @@ auto ValuesOf(Struct& self) {
                     Struct::FieldsOf(self));
 }
 
-template <typename Struct>
-bool HasEqualFields(const Struct& a, const Struct& b) {
-  return ValuesOf(a) == ValuesOf(b);
-}
-
 template <typename T>
 std::string ValueText(const T& value) {
   if constexpr (std::is_same_v<T, bool>) {

@@ -12,34 +12,25 @@
 
 namespace jaxkernels {
 
-inline xla::ffi::Error CurrentError() noexcept {
+// ThrownBy calls body() and returns success or the error that it threw.
+template <typename Body>
+xla::ffi::Error ThrownBy(Body&& body) noexcept {
   using xla::ffi::Error;
-  // A text this short fits std::string's inline buffer, so it is never allocated, even when copied.
-  const auto out_of_memory = [] {
-    return Error(xla::ffi::ErrorCode::kResourceExhausted, "out of memory");
-  };
   try {
     try {
-      throw;
+      body();
+      return Error::Success();
     } catch (const std::bad_alloc&) {
-      return out_of_memory();
+      throw;
     } catch (const std::exception& exception) {
       return Error::Internal(exception.what());
     } catch (...) {
       return Error::Internal("an exception that is no std::exception");
     }
-  } catch (...) {
-    return out_of_memory();  // for the text
-  }
-}
-
-template <typename Body>
-xla::ffi::Error ThrownBy(Body&& body) noexcept {
-  try {
-    body();
-    return xla::ffi::Error::Success();
-  } catch (...) {
-    return CurrentError();
+  } catch (...) {  // no memory, maybe for the text
+    // A text this short fits std::string's inline buffer, so it is never allocated, even when
+    // copied.
+    return Error(xla::ffi::ErrorCode::kResourceExhausted, "out of memory");
   }
 }
 

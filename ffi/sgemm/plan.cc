@@ -8,17 +8,6 @@
 namespace jaxkernels {
 namespace {
 
-const RungTile& TileOf(Algorithm rung) {
-  switch (rung) {
-    case Algorithm::kNaive:
-      return kNaiveTile;
-    case Algorithm::kBlockTile:
-      return kSharedTile;
-    default:
-      return kRegisterTile;
-  }
-}
-
 // Blocks with at most this k are staggered, if their tile gains by it. Blocks of equal length would
 // otherwise store their short sums at the same time, wave after wave.
 constexpr int64_t kMaxDepthStaggered = 512;
@@ -30,7 +19,9 @@ int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
 }
 
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
-  const RungTile& tile = TileOf(plan.algorithm);
+  const RungTile& tile = plan.algorithm == Algorithm::kNaive       ? kNaiveTile
+                         : plan.algorithm == Algorithm::kBlockTile ? kSharedTile
+                                                                   : kRegisterTile;
   SetTile(tile, tile.block_k, limits, plan);
   plan.k_per_split = problem.k;
   const bool loads_packs = tile.thread_m > 1;

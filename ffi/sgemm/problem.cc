@@ -5,15 +5,6 @@
 #include "core/shape_text.h"
 
 namespace jaxkernels {
-namespace {
-
-// Merges tells whether an outer and an inner dimension of one operand equal one dimension with the
-// inner stride.
-bool Merges(int64_t outer_stride, int64_t inner_stride, int64_t inner_size) {
-  return outer_stride == inner_stride * inner_size;
-}
-
-}  // namespace
 
 SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     const std::vector<int64_t>& b_shape, bool trans_a,
@@ -50,8 +41,8 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
     matrices_a *= size_a;
     matrices_b *= size_b;
     if (dim.size == 1) continue;
-    if (!dims.empty() && Merges(dim.stride_a, dims.back().stride_a, dims.back().size) &&
-        Merges(dim.stride_b, dims.back().stride_b, dims.back().size)) {
+    if (!dims.empty() && dim.stride_a == dims.back().stride_a * dims.back().size &&
+        dim.stride_b == dims.back().stride_b * dims.back().size) {
       dims.back().size *= dim.size;
     } else {
       dims.push_back(dim);

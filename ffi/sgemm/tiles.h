@@ -5,7 +5,9 @@
 // plans are made without CUDA.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -98,13 +100,7 @@ constexpr bool IsSound(const PipelinedTile& tile) {
          tile.efficiency > 0;
 }
 
-constexpr bool AreAllSound() {
-  for (const PipelinedTile& tile : kPipelinedTiles) {
-    if (!IsSound(tile)) return false;
-  }
-  return true;
-}
-static_assert(AreAllSound(),
+static_assert(std::all_of(std::begin(kPipelinedTiles), std::end(kPipelinedTiles), IsSound),
               "threads have quads of a tile's rows and columns, warps whole parts of it");
 
 // TransposesA tells whether an A that kTma delivers is transposed. A K-major B always is.
