@@ -149,14 +149,10 @@ def fit(data: Data, product: Product, steps: int) -> tuple[Hyper, np.ndarray]:
 
 def exact(hyper: Hyper, data: Data) -> tuple[np.ndarray, float]:
     """The covariance matrix without noise, and the likelihood, in float64."""
-    signal, length, noise = (float(value) for value in hyper)
-    x, y = (np.asarray(a, np.float64) for a in data)
-    squares = np.sum((x[:, None] - x) ** 2, axis=-1)
-    matrix = np.exp(signal - 0.5 * squares * np.exp(-2 * length))
-    lower = np.linalg.cholesky(matrix + np.exp(noise) * np.eye(len(x)))
-    whitened = np.linalg.solve(lower, y)
-    terms = 0.5 * whitened**2 + np.log(np.diag(lower)) + 0.5 * np.log(2 * np.pi)
-    return matrix, -float(np.mean(terms))
+    with jax.enable_x64(True):
+        hyper, data = jax.tree.map(lambda x: x.astype(jnp.float64), (hyper, data))
+        matrix = covariance(hyper, data.x, jnp.matmul)
+        return np.asarray(matrix), float(likelihood(hyper, data, jnp.matmul))
 
 
 def least_noise(hyper: Hyper, data: Data, product: Product) -> float:

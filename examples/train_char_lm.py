@@ -78,15 +78,14 @@ class Block(linen.Module):
 
     heads: int
     attention: Attention
-    decode: bool
 
     @linen.compact
-    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """Maps (batch, length, features) to the same shape."""
         # No biases: the keys' bias has no effect on a softmax, so its gradient is only
         # rounding, and Adam would blow that up to full steps.
         y = linen.MultiHeadDotProductAttention(
-            num_heads=self.heads, use_bias=False, attention_fn=self.attention, decode=self.decode
+            num_heads=self.heads, use_bias=False, attention_fn=self.attention
         )(linen.LayerNorm()(x), mask=mask)
         x = x + y
         y = linen.gelu(linen.Dense(4 * x.shape[-1])(linen.LayerNorm()(x)))
@@ -94,20 +93,19 @@ class Block(linen.Module):
 
 
 class CharModel(linen.Module):
-    """A decoder-only transformer; with `decode` it takes one character a call and keeps a cache."""
+    """A decoder-only transformer."""
 
     form: Form
     attention: Attention
-    decode: bool = False
 
     @linen.compact
-    def __call__(self, text: jax.Array, positions: jax.Array) -> jax.Array:
+    def __call__(self, text: jax.Array) -> jax.Array:
         """Maps characters (batch, length) to logits (batch, length, VOCABULARY) of the next."""
         x = linen.Embed(VOCABULARY, self.form.features)(text)
-        x = x + linen.Embed(self.form.context, self.form.features)(positions)
-        mask = None if self.decode else linen.make_causal_mask(text, dtype=jnp.bool_)
+        x = x + linen.Embed(self.form.context, self.form.features)(jnp.arange(text.shape[-1]))
+        mask = linen.make_causal_mask(text, dtype=jnp.bool_)
         for _ in range(self.form.layers):
-            x = Block(self.form.heads, self.attention, self.decode)(x, mask)
+            x = Block(self.form.heads, self.attention)(x, mask)
         return linen.Dense(VOCABULARY)(linen.LayerNorm()(x))
 
 
@@ -127,7 +125,7 @@ def make_training(form: Form, attention: Attention, text: jax.Array) -> tuple[St
     window = jnp.arange(form.context + 1)
 
     def loss_of(params: Any, batch: jax.Array) -> jax.Array:
-        logits = cast(jax.Array, model.apply({"params": params}, batch[:, :-1], window[:-1]))
+        logits = cast(jax.Array, model.apply({"params": params}, batch[:, :-1]))
         return jk.cross_entropy(logits, batch[:, 1:], reduction="mean")
 
     @jax.jit
@@ -141,7 +139,7 @@ def make_training(form: Form, attention: Attention, text: jax.Array) -> tuple[St
         return State(params, moments, state.number + 1), loss
 
     example = jnp.zeros((1, form.context), jnp.int32)
-    params = jax.jit(model.init)(jax.random.key(0), example, window[:-1])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), example)["params"]
     return State(params, optimizer.init(params), jnp.array(0)), step
 
 
@@ -161,27 +159,17 @@ def train(state: State, step: Step, steps: int) -> tuple[State, list[float]]:
 
 def write(params: Any, form: Form, attention: Attention) -> str:
     """Draws one context length of characters from the model, one at a time."""
-    decoder = CharModel(form, attention, decode=True)
-    whole = jnp.zeros((1, form.context), jnp.int32)
-    shapes = jax.eval_shape(decoder.init, jax.random.key(0), whole, jnp.arange(form.context))
-    cache = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["cache"])
-    prompt = jnp.array([ord(letter) for letter in PROMPT])
+    model = CharModel(form, attention)
+    prompt = jnp.array([ord(letter) for letter in PROMPT], jnp.int32)
 
-    def next_letter(carry: tuple[Any, jax.Array], position: jax.Array) -> Any:
-        cache, letter = carry
-        letter = jnp.where(position < prompt.size, prompt[position], letter)
-        variables = {"params": params, "cache": cache}
-        arguments = letter[None, None], position[None]
-        logits, updated = decoder.apply(variables, *arguments, mutable=["cache"])
+    def next_letter(position: jax.Array, text: jax.Array) -> jax.Array:
+        logits = cast(jax.Array, model.apply({"params": params}, text[None]))[0, position]
         key = jax.random.fold_in(jax.random.key(2), position)
-        drawn = jax.random.categorical(key, cast(jax.Array, logits)[0, 0] / TEMPERATURE)
-        return (updated["cache"], drawn), letter
+        return text.at[position + 1].set(jax.random.categorical(key, logits / TEMPERATURE))
 
-    positions = jnp.arange(form.context)
-    _, letters = jax.jit(lambda carry: jax.lax.scan(next_letter, carry, positions))(
-        (cache, prompt[0])
-    )
-    return "".join(chr(letter) for letter in letters)
+    text = jnp.zeros(form.context, jnp.int32).at[: prompt.size].set(prompt)
+    text = jax.lax.fori_loop(prompt.size - 1, form.context - 1, next_letter, text)
+    return "".join(map(chr, text))
 
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:

@@ -51,7 +51,7 @@ class PairModel(linen.Module):
         x = x + linen.Embed(self.form.context, self.form.features)(jnp.arange(tokens.shape[-1]))
         mask = linen.make_causal_mask(tokens, dtype=jnp.bool_)
         for _ in range(self.form.layers):
-            x = Block(self.form.heads, ATTENTIONS["jaxkernels"], decode=False)(x, mask)
+            x = Block(self.form.heads, ATTENTIONS["jaxkernels"])(x, mask)
         return linen.LayerNorm()(x), embed.embedding
 
 
