@@ -51,12 +51,6 @@ JK_INLINE void OnThisMachine(const Args&... args) {
 #endif
 }
 
-struct BFloat16 {
-  uint16_t bits;
-};
-struct Float16 {
-  uint16_t bits;
-};
 // Storage of bfloat16 or float16, which a run-time DType tells apart. Kernels compute both in
 // float32, so that only loads and stores differ, and one set of kernels serves both.
 struct Half {
@@ -84,13 +78,13 @@ JK_INLINE To BitCast(From from) {
   return to;
 }
 
-JK_INLINE float Widen(BFloat16 value) {
-  return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
+JK_INLINE float WidenBFloat16(uint16_t bits) {
+  return BitCast<float>(static_cast<uint32_t>(bits) << 16);
 }
-JK_INLINE float Widen(Float16 value) {
+JK_INLINE float WidenFloat16(uint16_t bits) {
   // Exponent and fraction move to their places; the exponent's bias grows from 15 to 127.
-  const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
-  const uint32_t sign = (value.bits & 0x8000u) << 16;
+  const uint32_t magnitude = (bits & 0x7fffu) << 13;
+  const uint32_t sign = (bits & 0x8000u) << 16;
   const uint32_t normal = magnitude + (112u << 23);
   const uint32_t special = magnitude + (224u << 23);  // infinity and NaN: exponent 31 -> 255
   // Denormal: fraction * 2^-24 is the difference of two normal float32 numbers.
@@ -100,13 +94,13 @@ JK_INLINE float Widen(Float16 value) {
   return BitCast<float>(sign | (magnitude < (31u << 23) ? finite : special));
 }
 
-JK_INLINE void Narrow(float from, BFloat16* to) {
+JK_INLINE uint16_t NarrowToBFloat16(float from) {
   const uint32_t bits = BitCast<uint32_t>(from);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const uint32_t nan = (bits >> 16) | 0x40u;
-  to->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
-JK_INLINE void Narrow(float from, Float16* to) {
+JK_INLINE uint16_t NarrowToFloat16(float from) {
   const uint32_t bits = BitCast<uint32_t>(from);
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -116,7 +110,7 @@ JK_INLINE void Narrow(float from, Float16* to) {
   const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
   const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
   // From 65520 on, half way beyond the largest finite float16, everything rounds to infinity.
-  to->bits = static_cast<uint16_t>(sign | (magnitude < 0x477ff000u ? finite : special));
+  return static_cast<uint16_t>(sign | (magnitude < 0x477ff000u ? finite : special));
 }
 
 // Widens an element of type `dtype`, or narrows to it.
@@ -125,7 +119,7 @@ JK_INLINE C Widen(C value, DType /*dtype*/) {
   return value;
 }
 JK_INLINE float Widen(Half value, DType dtype) {
-  return dtype == DType::kBFloat16 ? Widen(BFloat16{value.bits}) : Widen(Float16{value.bits});
+  return dtype == DType::kBFloat16 ? WidenBFloat16(value.bits) : WidenFloat16(value.bits);
 }
 template <typename C>
 JK_INLINE void Narrow(C from, DType /*dtype*/, C* to) {
@@ -133,13 +127,9 @@ JK_INLINE void Narrow(C from, DType /*dtype*/, C* to) {
 }
 JK_INLINE void Narrow(float from, DType dtype, Half* to) {
   if (dtype == DType::kBFloat16) {
-    BFloat16 narrow;
-    Narrow(from, &narrow);
-    to->bits = narrow.bits;
+    to->bits = NarrowToBFloat16(from);
   } else {
-    Float16 narrow;
-    Narrow(from, &narrow);
-    to->bits = narrow.bits;
+    to->bits = NarrowToFloat16(from);
   }
 }
 
