@@ -29,6 +29,8 @@ using ComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>
 // 2^-22) is enough.
 template <typename T>
 inline constexpr bool kIsHalf = IsHalf(kDTypeOf<T>);
+template <typename T>
+using Half2Of = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
 
 template <typename C>
 inline constexpr C kInfinity = C(INFINITY);
@@ -39,8 +41,10 @@ template <typename C>
 inline constexpr C kLargestExponent = sizeof(C) == 8 ? C(709) : C(88);
 
 // Converts two neighbouring elements: the hardware converts half types in pairs.
-__device__ inline void Widen2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
-__device__ inline void Widen2(const double* from, double* to) { to[0] = from[0], to[1] = from[1]; }
+template <typename C>
+__device__ void Widen2(const C* from, C* to) {
+  to[0] = from[0], to[1] = from[1];
+}
 __device__ inline void Widen2(const __half* from, float* to) {
   const uint32_t word = *reinterpret_cast<const uint32_t*>(from);
   const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word));
@@ -51,8 +55,10 @@ __device__ inline void Widen2(const __nv_bfloat16* from, float* to) {
   to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xffff0000u);
 }
 
-__device__ inline void Narrow2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
-__device__ inline void Narrow2(const double* from, double* to) { to[0] = from[0], to[1] = from[1]; }
+template <typename C>
+__device__ void Narrow2(const C* from, C* to) {
+  to[0] = from[0], to[1] = from[1];
+}
 __device__ inline void Narrow2(const float* from, __half* to) {
   *reinterpret_cast<__half2*>(to) = __floats2half2_rn(from[0], from[1]);
 }
@@ -74,35 +80,25 @@ __device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b
 __device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
 
 // Elementwise maximum of two neighbouring elements, stored in the first operand.
-__device__ inline void Max2(float* max, const float* x) {
-  max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
-}
-__device__ inline void Max2(double* max, const double* x) {
-  max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
-}
-__device__ inline void Max2(__half* max, const __half* x) {
-  __half2& pair = *reinterpret_cast<__half2*>(max);
-  pair = __hmax2(pair, *reinterpret_cast<const __half2*>(x));
-}
-__device__ inline void Max2(__nv_bfloat16* max, const __nv_bfloat16* x) {
-  __nv_bfloat162& pair = *reinterpret_cast<__nv_bfloat162*>(max);
-  pair = __hmax2(pair, *reinterpret_cast<const __nv_bfloat162*>(x));
+template <typename T>
+__device__ void Max2(T* max, const T* x) {
+  if constexpr (kIsHalf<T>) {
+    auto& pair = *reinterpret_cast<Half2Of<T>*>(max);
+    pair = __hmax2(pair, *reinterpret_cast<const Half2Of<T>*>(x));
+  } else {
+    max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
+  }
 }
 
 // Elementwise minimum, ignoring NaN, stored in the first operand.
-__device__ inline void Min2(float* min, const float* x) {
-  min[0] = fminf(min[0], x[0]), min[1] = fminf(min[1], x[1]);
-}
-__device__ inline void Min2(double* min, const double* x) {
-  min[0] = fmin(min[0], x[0]), min[1] = fmin(min[1], x[1]);
-}
-__device__ inline void Min2(__half* min, const __half* x) {
-  __half2& pair = *reinterpret_cast<__half2*>(min);
-  pair = __hmin2(pair, *reinterpret_cast<const __half2*>(x));
-}
-__device__ inline void Min2(__nv_bfloat16* min, const __nv_bfloat16* x) {
-  __nv_bfloat162& pair = *reinterpret_cast<__nv_bfloat162*>(min);
-  pair = __hmin2(pair, *reinterpret_cast<const __nv_bfloat162*>(x));
+template <typename T>
+__device__ void Min2(T* min, const T* x) {
+  if constexpr (kIsHalf<T>) {
+    auto& pair = *reinterpret_cast<Half2Of<T>*>(min);
+    pair = __hmin2(pair, *reinterpret_cast<const Half2Of<T>*>(x));
+  } else {
+    min[0] = fmin(min[0], x[0]), min[1] = fmin(min[1], x[1]);
+  }
 }
 
 inline constexpr float kLog2E = 1.4426950408889634f;

@@ -90,18 +90,15 @@ __device__ inline SumWithRest ShuffleXor(SumWithRest value, int mask) {
   return {ShuffleXor(value.sum, mask), ShuffleXor(value.rest, mask)};
 }
 
-template <typename Reduction, int kCount>
-__device__ void CombineAcross(int mask, typename Reduction::Value (&value)[kCount]) {
-#pragma unroll
-  for (auto& one : value) one = Reduction::Combine(one, ShuffleXor(one, mask));
-}
-
 // Butterfly over kLanes neighbouring lanes; the results are valid in all of them.
 // Requires: all 32 lanes of the warp take part, including groups without work.
 template <typename Reduction, int kLanes, int kCount>
 __device__ void GroupAllReduce(typename Reduction::Value (&value)[kCount]) {
 #pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) CombineAcross<Reduction>(mask, value);
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+#pragma unroll
+    for (auto& one : value) one = Reduction::Combine(one, ShuffleXor(one, mask));
+  }
 }
 
 // All-reduction of one value over a group of threads.
@@ -143,20 +140,13 @@ class BlockReducer {
     Value one_class[1][kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) one_class[0][i] = value[i];
-    AllReduceClasses<OfLanes, OfWarps>(one_class, result);
+    ReduceClasses<OfLanes, OfWarps>(one_class, result, true);
   }
 
   // As above with kClasses accumulators per thread (1 or 2). The second accumulator of warp w
   // counts as warp w + warps, so that the bits equal those of twice the threads. Blocks too large
-  // for that combine the two accumulators of a warp first. Overwrites `value`.
-  template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
-  __device__ void AllReduceClasses(Value (&value)[kClasses][kCount],
-                                   typename OfWarps::Value (&result)[kCount]) {
-    ReduceClasses<OfLanes, OfWarps>(value, result, true);
-  }
-
-  // As AllReduceClasses, but only warps with `wants` compute the result; the others do not wait for
-  // it. Returns `wants`.
+  // for that combine the two accumulators of a warp first. Overwrites `value`. Only warps with
+  // `wants` compute the result; the others do not wait for it. Returns `wants`.
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ bool ReduceClasses(Value (&value)[kClasses][kCount],
                                 typename OfWarps::Value (&result)[kCount], bool wants) {
