@@ -46,7 +46,11 @@ def wide_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     a product with an algorithm and two dtypes, so operands are widened first. On a CPU this gives the
     same bits; the derivative's residuals become float32.
     """
-    if _has_vector(lhs, rhs, numbers):
+    free = [
+        [size for d, size in enumerate(x.shape) if d not in (*contracted, *batched)]
+        for x, contracted, batched in zip((lhs, rhs), *numbers, strict=True)
+    ]
+    if any(all(size == 1 for size in sizes) for sizes in free):  # a vector for each batch index
         return lax.dot_general(lhs, rhs, numbers, preferred_element_type=jnp.float32)
     if jax.config.jax_numpy_dtype_promotion == "strict":  # pyright: ignore[reportAttributeAccessIssue]
         lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
@@ -54,16 +58,6 @@ def wide_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     return lax.dot_general(
         lhs, rhs, numbers, precision=algorithm, preferred_element_type=jnp.float32
     )
-
-
-def _has_vector(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> bool:
-    """Whether an operand is a vector for each batch index: its free dimensions have the size 1."""
-    contracted, batched = numbers
-    for x, *not_free in zip((lhs, rhs), contracted, batched, strict=True):
-        of_lines = set(range(x.ndim)).difference(*not_free)
-        if all(x.shape[dim] == 1 for dim in of_lines):
-            return True
-    return False
 
 
 def narrow_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:

@@ -48,9 +48,11 @@ def ffi_multiply(
     """`reference` by the CUDA kernels; only for lowering rules, because it has no derivatives."""
     if options.alpha == 0.0:
         return reference(a, b, c, options=options)  # XLA removes the unused product
-    a, b = _with_few_batch_dims(a, b)
-    scheme = plan.scheme_of_sgemm(a.shape, b.shape, options)
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy rejects symbolic sizes
+    # Adjacent batch dimensions that broadcast alike count as one in the kernels.
+    if len(batch) > MAX_BATCH_DIMS:
+        a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    scheme = plan.scheme_of_sgemm(a.shape, b.shape, options)
     (m, _), (_, n) = matrix_dims(options)
     results = (
         jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
@@ -78,18 +80,6 @@ def ffi_multiply(
 def _pad_rows(x: jax.Array, elements: int) -> jax.Array:
     """Pads every stored row; XLA can fuse this copy into the operation that makes the operand."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, elements)]) if elements else x
-
-
-def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Broadcasts the batch dimensions in memory if they may exceed MAX_BATCH_DIMS.
-
-    Adjacent batch dimensions that broadcast alike count as one in the kernels.
-    """
-    if a.ndim - 2 <= MAX_BATCH_DIMS:
-        return a, b
-    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-    return a, b
 
 
 def with_tall_rows(

@@ -53,7 +53,15 @@ def partitioned(
             taken = {axis for assigned in axes.values() for axis in assigned}
             if dim not in axes and wanted_axes and taken.isdisjoint(wanted_axes):
                 axes[dim] = wanted_axes
-        scattered = _scattered(result, wanted, result_info.shape, axes, mesh)
+        # A reduce-scatter serves a dimension of the result that has no other sharding. The number of
+        # devices must divide it, because a reduce-scatter does not pad.
+        devices = math.prod(mesh.shape[axis] for axis in contracted)
+        sizes = zip(result, wanted, result_info.shape, strict=True)
+        fits = [
+            dim not in axes and set(of_dim) == set(contracted) and size % devices == 0
+            for dim, of_dim, size in sizes
+        ]
+        scattered = fits.index(True) if contracted and True in fits else None
 
         def lowered(*parts: jax.Array) -> jax.Array:
             if not contracted:
@@ -98,27 +106,6 @@ def _names(shapes: Sequence[tuple[int, ...]], options: Options) -> list[list[str
 
 def _result_names(names: Sequence[Sequence[str]]) -> list[str]:
     return [f"b{d}" for d in range(len(names[0]) - 2)] + ["m", "n"]
-
-
-def _scattered(
-    result: Sequence[str],
-    wanted: Sequence[_Axes],
-    shape: Sequence[int],
-    assigned: dict[str, _Axes],
-    mesh: Any,
-) -> int | None:
-    """The dimension of the result to reduce-scatter over the mesh axes of the contraction, or None.
-
-    It must have no other sharding, and the number of devices must divide it, because a reduce-scatter
-    does not pad.
-    """
-    contracted = assigned.get("k", ())
-    devices = math.prod(mesh.shape[axis] for axis in contracted)
-    for d, dim in enumerate(result):
-        same = set(wanted[d]) == set(contracted)
-        if contracted and same and dim not in assigned and shape[d] % devices == 0:
-            return d
-    return None
 
 
 def _assign(names: Sequence[Sequence[str]], specs: Sequence[Sequence[_Axes]]) -> dict[str, _Axes]:
