@@ -48,11 +48,11 @@ class AttentionRing {
   // Init is called by one thread, before a __syncthreads().
   __device__ void Init() const {
     for (int i = 0; i < kSlots; ++i) {
-      ByteBarrier(&barriers_.full[i]).Init();
-      WarpBarrier(&barriers_.empty[i]).Init(kMultiplyingWarps);
+      Mbarrier(&barriers_.full[i]).Init();
+      Mbarrier(&barriers_.empty[i]).Init(kMultiplyingWarps);
     }
-    ByteBarrier(&barriers_.resident_full).Init();
-    WarpBarrier(&barriers_.resident_empty).Init(kMultiplyingWarps);
+    Mbarrier(&barriers_.resident_full).Init();
+    Mbarrier(&barriers_.resident_empty).Init(kMultiplyingWarps);
     FenceBarriers();
   }
 
@@ -61,13 +61,13 @@ class AttentionRing {
 
   // These are called by multiplying threads. ReleaseX is called by all lanes of a warp.
   __device__ void WaitForResident(uint32_t parity) const {
-    ByteBarrier(&barriers_.resident_full).Wait(parity);
+    Mbarrier(&barriers_.resident_full).Wait(parity);
   }
   __device__ void ReleaseResident() const { Arrive(&barriers_.resident_empty); }
   // Take returns the next slot, once it is full.
   __device__ int Take(Cursor& cursor) const {
     const int slot = cursor.slot;
-    ByteBarrier(&barriers_.full[slot]).Wait(cursor.parity);
+    Mbarrier(&barriers_.full[slot]).Wait(cursor.parity);
     cursor.Advance();
     return slot;
   }
@@ -75,15 +75,15 @@ class AttentionRing {
 
   // These are called by the one thread that copies.
   __device__ void CopyResident(uint32_t parity, const char* const (&from)[kResident]) const {
-    const ByteBarrier full(&barriers_.resident_full);
-    WarpBarrier(&barriers_.resident_empty).Wait(parity ^ 1);
+    const Mbarrier full(&barriers_.resident_full);
+    Mbarrier(&barriers_.resident_empty).Wait(parity ^ 1);
     full.Expect(kResident * Tile::kBytes);
     for (int i = 0; i < kResident; ++i) CopyBytes(Resident(i), from[i], Tile::kBytes, full);
   }
   // CopyTile copies kSlotRows rows from `first_row` on.
   __device__ void CopyTile(Cursor& cursor, const char* from, int first_row = 0) const {
-    const ByteBarrier full(&barriers_.full[cursor.slot]);
-    WarpBarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
+    const Mbarrier full(&barriers_.full[cursor.slot]);
+    Mbarrier(&barriers_.empty[cursor.slot]).Wait(cursor.parity ^ 1);
     full.Expect(kSlotBytes);
     from += first_row * kRowBytes;
     constexpr int kCopies = kSlotRows < kBlockRows ? Tile::kParts : 1;
@@ -97,7 +97,7 @@ class AttentionRing {
  private:
   __device__ static void Arrive(const uint64_t* barrier) {
     __syncwarp();  // other lanes may still wait for what is released
-    if (threadIdx.x % 32 == 0) WarpBarrier(barrier).Arrive();
+    if (threadIdx.x % 32 == 0) Mbarrier(barrier).Arrive();
   }
 
   AttentionBarriers& barriers_;

@@ -83,7 +83,7 @@ __device__ inline float LoadFromBlock(const float* from, int rank) {
 // Stores to the shared memory of block `rank`, at the address that `to` has in this block. The
 // barrier that lies there at the address of `arrived` counts the bytes. Does not wait.
 template <typename Value>
-__device__ void StoreToBlock(Value* to, int rank, const Value& value, const ByteBarrier& arrived) {
+__device__ void StoreToBlock(Value* to, int rank, const Value& value, const Mbarrier& arrived) {
 #if JK_HAS_CLUSTERS
   static_assert(sizeof(Value) % sizeof(uint64_t) == 0 && alignof(Value) >= sizeof(uint64_t),
                 "it is sent in words of eight bytes");
@@ -124,7 +124,7 @@ class ClusterExchange {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
     if (threadIdx.x == 0) {
-      for (const uint64_t& barrier : scratch.arrived) ByteBarrier(&barrier).Init();
+      for (const uint64_t& barrier : scratch.arrived) Mbarrier(&barrier).Init();
       FenceBarriers();
     }
     __cluster_barrier_arrive_relaxed();
@@ -148,7 +148,7 @@ class ClusterExchange {
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
 #if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];
-    const ByteBarrier arrived(&scratch_.arrived[turn_]);
+    const Mbarrier arrived(&scratch_.arrived[turn_]);
     const int blocks = ClusterBlocks(), block = threadIdx.x % kMostClusterBlocks;
     if (threadIdx.x == 0) arrived.Expect(blocks * sizeof(Partial));
     if (static_cast<int>(threadIdx.x) < blocks) {
@@ -222,7 +222,7 @@ class ClusterInbox {
   __device__ static bool Receives() { return threadIdx.x == 0 && ClusterRank() == 0; }
 
   Value* values_;
-  ByteBarrier arrived_;
+  Mbarrier arrived_;
   int count_;
 };
 

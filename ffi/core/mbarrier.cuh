@@ -9,10 +9,20 @@
 
 namespace jaxkernels {
 
-// A phase completes when everything that it expects has arrived; then the next phase begins.
+// A phase completes when everything that it expects has arrived; then the next phase begins. Bytes
+// are counted on compute capability 9.0 and later.
 class Mbarrier {
  public:
+  __device__ explicit Mbarrier(const uint64_t* barrier) : address_(SharedAddress(barrier)) {}
+
   __device__ uint32_t Address() const { return address_; }
+
+  // Initialises a barrier of bytes, or of `warps`. One thread calls it; others may wait after a
+  // __syncthreads(). For bytes it comes before FenceBarriers(), and other blocks may send them
+  // after a barrier of the cluster.
+  __device__ void Init(int warps = 1) const {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_), "r"(warps) : "memory");
+  }
 
   // Waits until the phase of this parity is complete (the first phase has parity 0).
   __device__ void Wait(uint32_t parity) const {
@@ -31,36 +41,6 @@ class Mbarrier {
         : "memory");
   }
 
- protected:
-  __device__ explicit Mbarrier(const uint64_t* barrier) : address_(SharedAddress(barrier)) {}
-
-  // Initialises the barrier for `arrivals` arrivals per phase. One thread calls it; others may wait
-  // after a __syncthreads().
-  __device__ void Init(int arrivals) const {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_), "r"(arrivals)
-                 : "memory");
-  }
-
- private:
-  uint32_t address_;
-};
-
-// Counts bytes of asynchronous copies. Compute capability 9.0 and later.
-class ByteBarrier : public Mbarrier {
- public:
-  __device__ explicit ByteBarrier(const uint64_t* barrier) : Mbarrier(barrier) {}
-
-  // Call it before FenceBarriers(). Other blocks may send to the barrier after a barrier of the
-  // cluster.
-  __device__ void Init() const { Mbarrier::Init(1); }
-
-  // Sets the number of bytes that a phase waits for. One thread calls it, once per phase.
-  __device__ void Expect(uint32_t bytes) const {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
-                 "r"(bytes)
-                 : "memory");
-  }
-
   // Waits for a phase whose bytes come from other blocks of the cluster.
   __device__ void WaitForCluster(uint32_t parity) const {
     asm volatile(
@@ -69,28 +49,31 @@ class ByteBarrier : public Mbarrier {
         "RETRY_%=:\n"
         "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra RETRY_%=;\n"
-        "}\n" ::"r"(Address()),
+        "}\n" ::"r"(address_),
         "r"(parity)
         : "memory");
   }
-};
 
-class WarpBarrier : public Mbarrier {
- public:
-  __device__ explicit WarpBarrier(const uint64_t* barrier) : Mbarrier(barrier) {}
-
-  __device__ void Init(int warps) const { Mbarrier::Init(warps); }
+  // Sets the number of bytes that a phase waits for. One thread calls it, once per phase.
+  __device__ void Expect(uint32_t bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_),
+                 "r"(bytes)
+                 : "memory");
+  }
 
   // Arrives for a warp; one lane calls it. Its stores to shared memory become visible to the
   // waiting threads. Stores of other lanes need a __syncwarp() before.
   __device__ void Arrive() const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_) : "memory");
   }
+
+ private:
+  uint32_t address_;
 };
 
 // CopyBytes copies to shared memory; the bytes are counted at `barrier`.
 __device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
-                                 const ByteBarrier& barrier) {
+                                 const Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(to),

@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "core/mbarrier.cuh"
-#include "core/shared_address.cuh"
 
 namespace jaxkernels {
 
@@ -50,7 +49,7 @@ __device__ inline void WaitForAllAsync() { asm volatile("cp.async.wait_all;" :::
 // CopyBox copies the box of a tensor at the given coordinates, with zeros beyond the tensor. Its
 // bytes are counted at `barrier`.
 __device__ inline void CopyBox(uint32_t to, const CUtensorMap& map, int x, int y, int z,
-                               const ByteBarrier& barrier) {
+                               const Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),

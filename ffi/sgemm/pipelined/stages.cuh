@@ -68,7 +68,7 @@ class TmaStages {
         first_k_(static_cast<int>(a.first_k)),
         tiles_(tiles) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < kStages; ++stage) ByteBarrier(barriers_ + stage).Init();
+      for (int stage = 0; stage < kStages; ++stage) Mbarrier(barriers_ + stage).Init();
       FenceBarriers();
       for (int tile = 0; tile < kStages && tile < tiles_; ++tile) Fetch(tile, tile);
     }
@@ -77,7 +77,7 @@ class TmaStages {
 
   __device__ void Prepare(int tile) {
     if (tile >= tiles_) return;
-    ByteBarrier(barriers_ + stage_of_prepared_).Wait(parity_);
+    Mbarrier(barriers_ + stage_of_prepared_).Wait(parity_);
     const float* stage = smem_ + stage_of_prepared_ * kFloats;
     if constexpr (kTransposesA) Transpose<kBlockM>(stage, TransposedA(tile));
     if constexpr (kKMajorB) Transpose<kBlockN>(stage + kFloatsA, TransposedB(tile));
@@ -108,7 +108,7 @@ class TmaStages {
 
  private:
   __device__ void Fetch(int tile, int stage) {
-    const ByteBarrier barrier(barriers_ + stage);
+    const Mbarrier barrier(barriers_ + stage);
     const uint32_t to_a = SharedAddress(smem_ + stage * kFloats);
     const uint32_t to_b = to_a + kFloatsA * sizeof(float);
     const int k = first_k_ + tile * kBlockK;
@@ -118,8 +118,8 @@ class TmaStages {
   }
 
   template <int kLines, bool kKMajor>
-  __device__ static void Ask(const ByteBarrier& barrier, uint32_t to, const CUtensorMap& map,
-                             int line, int k, int matrix) {
+  __device__ static void Ask(const Mbarrier& barrier, uint32_t to, const CUtensorMap& map, int line,
+                             int k, int matrix) {
     if constexpr (kKMajor) {
 #pragma unroll
       for (int box = 0; box < kBlockK; box += kBoxDepth) {

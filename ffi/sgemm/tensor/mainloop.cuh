@@ -51,8 +51,8 @@ class StageRing {
   // Init is called by one thread, before a __syncthreads().
   __device__ void Init() const {
     for (int i = 0; i < kTensorStages; ++i) {
-      ByteBarrier(&barriers_.full[i]).Init();
-      WarpBarrier(&barriers_.empty[i]).Init(kWarpsOfTensorTile);
+      Mbarrier(&barriers_.full[i]).Init();
+      Mbarrier(&barriers_.empty[i]).Init(kWarpsOfTensorTile);
     }
     FenceBarriers();
   }
@@ -61,19 +61,19 @@ class StageRing {
   __device__ uint32_t AddressB(int stage) const { return AddressA(stage) + kPackedTileBytes; }
 
   __device__ void WaitFull(const StageCursor& cursor) const {
-    ByteBarrier(&barriers_.full[cursor.stage]).Wait(cursor.parity);
+    Mbarrier(&barriers_.full[cursor.stage]).Wait(cursor.parity);
   }
   // Release is called by all lanes of a warp that has read a stage.
   __device__ void Release(int stage) const {
-    if (threadIdx.x % 32 == 0) WarpBarrier(&barriers_.empty[stage]).Arrive();
+    if (threadIdx.x % 32 == 0) Mbarrier(&barriers_.empty[stage]).Arrive();
   }
 
   // WaitEmpty and Fill are called by the one thread that fills stages.
   __device__ void WaitEmpty(const StageCursor& cursor) const {
-    WarpBarrier(&barriers_.empty[cursor.stage]).Wait(cursor.parity ^ 1);
+    Mbarrier(&barriers_.empty[cursor.stage]).Wait(cursor.parity ^ 1);
   }
   __device__ void Fill(int stage, const char* tile_a, const char* tile_b) const {
-    const ByteBarrier full(&barriers_.full[stage]);
+    const Mbarrier full(&barriers_.full[stage]);
     full.Expect(kTensorStageBytes);
     CopyBytes(AddressA(stage), tile_a, kPackedTileBytes, full);
     CopyBytes(AddressB(stage), tile_b, kPackedTileBytes, full);

@@ -6,40 +6,25 @@ namespace jaxkernels {
 class Mbarrier {
  public:
   explicit Mbarrier(const uint64_t* barrier) : key_(barrier) {}
+  void Init(int warps = 1) const { simulator::mbarriers[key_] = {warps, warps}; }
   void Wait(uint32_t parity) const {
     while (simulator::mbarriers[key_].phase == parity) simulator::Yield();
   }
-  const void* Key() const { return key_; }
-
- protected:
-  void Init(int arrivals) const { simulator::mbarriers[key_] = {arrivals, arrivals}; }
-  void ArriveWith(int64_t bytes) const {
+  void Expect(uint32_t bytes) const {
     simulator::Mbarrier& barrier = simulator::mbarriers[key_];
     barrier.bytes += bytes;
     --barrier.remaining;
     barrier.Update();
   }
+  void Arrive() const { Expect(0); }
+  const void* Key() const { return key_; }
 
  private:
   const void* key_;
 };
 
-class ByteBarrier : public Mbarrier {
- public:
-  using Mbarrier::Mbarrier;
-  void Init() const { Mbarrier::Init(1); }
-  void Expect(uint32_t bytes) const { ArriveWith(bytes); }
-};
-
-class WarpBarrier : public Mbarrier {
- public:
-  using Mbarrier::Mbarrier;
-  void Init(int warps) const { Mbarrier::Init(warps); }
-  void Arrive() const { ArriveWith(0); }
-};
-
 // No product may be in flight that reads the bytes.
-inline void CopyBytes(uint32_t to, const char* from, int bytes, const ByteBarrier& barrier) {
+inline void CopyBytes(uint32_t to, const char* from, int bytes, const Mbarrier& barrier) {
   const auto reads = [&](uint64_t descriptor) {
     const uint32_t address = static_cast<uint32_t>(descriptor & 0x3fff) << 4;
     return address >= to && address < to + bytes;
