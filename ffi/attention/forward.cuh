@@ -249,7 +249,6 @@ __device__ inline void StoreRows(const AttentionArgs& args, const HeadTile& tile
   }
 }
 
-// AttendTiles is called by the threads of two warpgroups.
 template <int kDepth, bool kBiasMask>
 __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
   const ThreadOfTile thread;
@@ -283,7 +282,6 @@ __device__ inline void AttendTiles(const AttentionArgs& args, const ForwardRing<
   }
 }
 
-// CopyTiles is called by one thread.
 template <int kDepth>
 __device__ inline void CopyTiles(const AttentionArgs& args, const ForwardRing<kDepth>& ring) {
   constexpr int kHalves = PackedTile<kDepth>::kHalves;

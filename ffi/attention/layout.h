@@ -49,7 +49,6 @@ JK_HOST_DEVICE constexpr int BytesOfBlock(int padded_depth) {
   return kBlockRows * padded_depth * 4;
 }
 
-// Shared memory holds resident packed tiles and a ring of others.
 inline constexpr int kTilesInSmem = 7;
 constexpr int AttentionSmemBytes(int padded_depth) {
   return kTilesInSmem * BytesOfBlock(padded_depth < kHalfDepth ? padded_depth : kHalfDepth) + 1024;

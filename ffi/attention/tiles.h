@@ -5,8 +5,6 @@
 // know: CUDA, XLA.
 #pragma once
 
-#include <cstdint>
-
 #include "attention/layout.h"
 #include "core/host_device.h"
 

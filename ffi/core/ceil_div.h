@@ -5,7 +5,6 @@
 
 namespace jaxkernels {
 
-// a / b, rounded up.
 // Requires: a >= 0, b > 0.
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

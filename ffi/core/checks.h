@@ -6,7 +6,6 @@
 // C++ library. Must not know: any operation, any device.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -16,21 +16,17 @@ namespace jaxkernels {
 
 // The name of a custom call target and its handler. Only Of makes one, so that every handler is
 // guarded.
-class Target {
- public:
+struct Target {
   template <XLA_FFI_Handler* kHandler>
   static Target Of(const char* name) {
     return Target(name, Guarded<kHandler>);
   }
 
-  const char* name() const { return name_; }
-  XLA_FFI_Handler* handler() const { return handler_; }
+  const char* const name;
+  XLA_FFI_Handler* const handler;
 
  private:
-  Target(const char* name, XLA_FFI_Handler* handler) : name_(name), handler_(handler) {}
-
-  const char* name_;
-  XLA_FFI_Handler* handler_;
+  Target(const char* name, XLA_FFI_Handler* handler) : name(name), handler(handler) {}
 };
 
 // The version of the XLA FFI headers that the module is compiled with. Python refuses a module
@@ -40,7 +36,7 @@ inline std::pair<int, int> FfiApiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_
 inline nanobind::dict RegistrationsOf(std::initializer_list<Target> targets) {
   nanobind::dict capsules;
   for (const Target& target : targets) {
-    capsules[target.name()] = nanobind::capsule(reinterpret_cast<void*>(target.handler()));
+    capsules[target.name] = nanobind::capsule(reinterpret_cast<void*>(target.handler));
   }
   return capsules;
 }

@@ -1,7 +1,5 @@
 #include "sgemm/plan.h"
 
-#include <algorithm>
-
 #include "core/ceil_div.h"
 #include "sgemm/rung_plans.h"
 

@@ -20,10 +20,6 @@ struct BatchDim {
   int64_t size = 1;
   int64_t stride_a = 0;
   int64_t stride_b = 0;
-
-  bool operator==(const BatchDim& o) const {
-    return size == o.size && stride_a == o.stride_a && stride_b == o.stride_b;
-  }
 };
 
 // Batch is the leading dimensions of a product, outermost first. MakeSgemmProblem leaves no

@@ -61,7 +61,6 @@ double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits
 double CyclesOfPipelinedIfThin(const SgemmProblem& problem, const DeviceLimits& limits,
                                int64_t batch_count);
 
-// PlanPipelined chooses the tile and the split of k.
 void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
                    SgemmPlan& plan);
 
@@ -80,7 +79,6 @@ bool IsThin(const SgemmProblem& problem);
 // also sums up to 64 k in this order, because it neither splits nor slices them.
 bool SumsInOrder(const SgemmProblem& problem);
 
-// CyclesOfThin estimates the time of `batch_count` batch members.
 double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t batch_count);
 
 // PlanThin sets the fields that depend on the form. The grid is that of any rung.
@@ -99,7 +97,6 @@ bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool 
 // only if all parts of a batch member run at once. No part is empty.
 int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits);
 
-// CyclesOfTensor estimates the time of `batch_count` batch members.
 double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t batch_count,
                       int64_t split_k);
 

@@ -62,7 +62,6 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
   }
 }
 
-// MultiplyTiles is called by the threads of two warpgroups.
 template <bool kCompensated, bool kParts>
 __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring,
                                      const TileRange& tiles) {

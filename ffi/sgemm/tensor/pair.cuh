@@ -69,12 +69,6 @@ __device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts&
   return {high, __float2half_rn((scaled - __half2float(high)) * kLowScale)};
 }
 
-// KeepScale is called by one thread of a line.
-__device__ inline void KeepScale(const TensorOperand& operand, int64_t number,
-                                 const LineScale& scale) {
-  operand.factors[number] = {scale.undo_first, scale.undo_second};
-}
-
 // KeepNorm and KeepInexact are called by any threads that know parts of the line.
 __device__ inline void KeepNorm(const TensorOperand& operand, int64_t number, uint32_t norm) {
   if (norm != 0) atomicAdd(&operand.norms[number], norm);

@@ -148,7 +148,7 @@ __device__ inline void SplitMNMajor(const TensorOperand& operand, unsigned block
     smem.inexact[threadIdx.x] = smem.norms[threadIdx.x] = 0;
     const LineScale scale = ScaleOfMaximum(operand.maxima[number]);
     smem.scales[threadIdx.x] = scale;
-    if (step == 0) KeepScale(operand, number, scale);
+    if (step == 0) operand.factors[number] = {scale.undo_first, scale.undo_second};
   }
   __syncthreads();
   MakePairs(v, smem);
@@ -243,7 +243,7 @@ __device__ inline void SplitKMajorLines(const TensorOperand& operand, unsigned b
   ReadChunks(operand, matrix, number - int64_t{matrix} * operand.tiles * kTensorLines, first,
              threads, v);
   const LineScale scale = ScaleOfMaximum(MaximumOfLine(LargestOf(v), threads));
-  if (first == 0) KeepScale(operand, number, scale);
+  if (first == 0) operand.factors[number] = {scale.undo_first, scale.undo_second};
   LineFacts facts;
   StoreChunks(operand, number, first, threads, v, scale, facts);
   KeepFacts(operand, number, facts);
@@ -263,7 +263,7 @@ __device__ inline void SplitLongKMajorLine(const TensorOperand& operand, int64_t
     largest = max(largest, LargestOf(v));
   }
   const LineScale scale = ScaleOfMaximum(MaximumOfLine(largest, kSplitThreads));
-  if (first == 0) KeepScale(operand, number, scale);
+  if (first == 0) operand.factors[number] = {scale.undo_first, scale.undo_second};
   LineFacts facts;
 #pragma unroll 1
   for (int begin = (end - 1) / kSpan * kSpan; begin >= 0; begin -= kSpan) {

@@ -55,7 +55,6 @@ SmallKKernel FindSmallK(int tile, bool a_k_major, std::integer_sequence<int, kTi
   return a_k_major ? kKMajor[tile] : kMNMajor[tile];
 }
 
-// Transposed returns the product of the transposes, in the same memory, if C is one row.
 SgemmArgs Transposed(SgemmArgs args) {
   std::swap(args.a, args.b);
   std::swap(args.m, args.n);
