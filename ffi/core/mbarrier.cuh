@@ -9,8 +9,8 @@
 
 namespace jaxkernels {
 
-// A phase completes when everything that it expects has arrived; then the next phase begins. Bytes
-// are counted on compute capability 9.0 and later.
+// A phase completes when everything that it expects has arrived; then the next phase begins.
+// Compute capability 9.0 and later.
 class Mbarrier {
  public:
   __device__ explicit Mbarrier(const uint64_t* barrier) : address_(SharedAddress(barrier)) {}
@@ -30,11 +30,7 @@ class Mbarrier {
         "{\n"
         ".reg .pred done;\n"
         "RETRY_%=:\n"
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-#else
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-#endif
         "@!done bra RETRY_%=;\n"
         "}\n" ::"r"(address_),
         "r"(parity)

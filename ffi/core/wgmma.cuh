@@ -15,7 +15,7 @@
 namespace jaxkernels {
 
 // The warpgroup products (wgmma) of Hopper: float16 operands in shared memory, float32 sums in
-// registers. Compiled for sm_90a only; elsewhere the functions are empty.
+// registers. Only code for sm_90a calls them.
 //
 // A tile is lines of 64 float16 (128 bytes), one after the other. 16-byte chunk c of line r lies at
 // place c ^ (r % 8) of the line (the 128-byte swizzle). A tile starts at a 1024-byte boundary. It
@@ -36,24 +36,16 @@ inline constexpr uint64_t kDescriptorStep = 16 * 2 / 16;
 inline constexpr uint64_t kDescriptorStepMN = 16 * 128 / 16;
 
 // FenceProducts comes before the first product, and after other instructions wrote the sums.
-__device__ inline void FenceProducts() {
-#if JK_HAS_WGMMA
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
+__device__ inline void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ inline void CommitProducts() {
-#if JK_HAS_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
 }
 
 // WaitForProducts waits until at most kPending groups of products are in flight.
 template <int kPending>
 __device__ inline void WaitForProducts() {
-#if JK_HAS_WGMMA
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-#endif
 }
 
 // LaunderRegisters tells the compiler that sums change here, so that it moves no use of them across
@@ -74,7 +66,6 @@ __device__ inline void LaunderRegisters(float (&sums)[kSums]) {
 // Multiply computes sums = (keep ? sums : 0) + A B of 64 x 128 x 16, or of 64 x 64 x 16 with 32
 // sums.
 __device__ inline void Multiply(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
-#if JK_HAS_WGMMA
   asm volatile(
       "{\n"
       ".reg .pred keep;\n"
@@ -88,11 +79,9 @@ __device__ inline void Multiply(float (&sums)[64], uint64_t a, uint64_t b, bool 
       "}\n"
       : JK_SUMS_64(sums)
       : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
-#endif
 }
 
 __device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool keep) {
-#if JK_HAS_WGMMA
   asm volatile(
       "{\n"
       ".reg .pred keep;\n"
@@ -104,13 +93,11 @@ __device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool 
       "}\n"
       : JK_SUMS_8(sums, 0), JK_SUMS_8(sums, 8), JK_SUMS_8(sums, 16), JK_SUMS_8(sums, 24)
       : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
-#endif
 }
 
 // As above for operands A in registers. A thread has elements of A in the layout of sums: `a` are
 // those of two times 8 columns, in pairs. B is MN-major.
 __device__ inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint64_t b, bool keep) {
-#if JK_HAS_WGMMA
   asm volatile(
       "{\n"
       ".reg .pred keep;\n"
@@ -122,7 +109,6 @@ __device__ inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint6
       "}\n"
       : JK_SUMS_8(sums, 0), JK_SUMS_8(sums, 8), JK_SUMS_8(sums, 16), JK_SUMS_8(sums, 24)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)));
-#endif
 }
 
 #undef JK_SUMS_64
@@ -131,15 +117,11 @@ __device__ inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint6
 // GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
 template <int kRegisters>
 __device__ inline void GiveRegisters() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#endif
 }
 template <int kRegisters>
 __device__ inline void TakeRegisters() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#endif
 }
 
 }  // namespace jaxkernels
