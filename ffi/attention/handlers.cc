@@ -30,10 +30,6 @@ ffi::Error Explain(const std::string& problem) {
   return ffi::Error::InvalidArgument(std::string(kName) + ": " + problem);
 }
 
-Shape ShapeOf(const ffi::AnyBuffer& buffer) {
-  return {buffer.dimensions().begin(), buffer.dimensions().end()};
-}
-
 struct ElementType {
   ffi::DataType type;
   const char* name;

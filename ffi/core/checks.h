@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/dtype.h"
 #include "core/shape_text.h"
@@ -46,6 +47,10 @@ inline std::string DTypeName(ffi::DataType type) {
     return std::string(NameOf(*dtype));
   }
   return "XLA type " + std::to_string(static_cast<int>(type));
+}
+
+inline std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
+  return {buffer.dimensions().begin(), buffer.dimensions().end()};
 }
 
 inline ffi::Error MismatchError(std::string_view operation, std::string_view name,

@@ -31,19 +31,11 @@ cudaError_t SetOnce(cudaFuncAttribute attribute, const void* function) {
   if (error != cudaSuccess) return error;
   const std::lock_guard<std::mutex> lock(mutex);
   if (done->count({device, function, attribute}) > 0) return cudaSuccess;
-  int value = 0;
-  switch (attribute) {
-    case cudaFuncAttributeMaxDynamicSharedMemorySize:
-      error = FindMostSharedMemory(function, device, &value);
-      break;
-    case cudaFuncAttributePreferredSharedMemoryCarveout:
-      value = cudaSharedmemCarveoutMaxShared;
-      break;
-    case cudaFuncAttributeNonPortableClusterSizeAllowed:
-      value = 1;
-      break;
-    default:
-      return cudaErrorInvalidValue;
+  int value = 1;  // that of cudaFuncAttributeNonPortableClusterSizeAllowed
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    error = FindMostSharedMemory(function, device, &value);
+  } else if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) {
+    value = cudaSharedmemCarveoutMaxShared;
   }
   if (error == cudaSuccess) error = cudaFuncSetAttribute(function, attribute, value);
   if (error == cudaSuccess) done->insert({device, function, attribute});

@@ -25,10 +25,6 @@ ffi::Error Explain(const std::string& problem) {
   return ffi::Error::InvalidArgument("sgemm: " + problem);
 }
 
-std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
-  return {buffer.dimensions().begin(), buffer.dimensions().end()};
-}
-
 bool IsAligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
 // SgemmCall is a parsed call. ReadCall sets the pointers of `args`, alpha and beta; Run sets the
