@@ -36,7 +36,6 @@ __device__ inline void DifferentiateBlock(const GradientArgs& args, const QueryR
   const int exponent_k = __ldg(&forward.k.exponents[forward.k.Block(tile.batch, key_head, block)]);
   const int exponent_v = __ldg(&forward.v.exponents[forward.v.Block(tile.batch, key_head, block)]);
   const uint32_t first_row = thread.row / 64 * 64 * kRowBytes;
-  // Scores and dP.
   float p[kScores], ds[kScores];
   int slots_k[kHalves], slots_v[kHalves];
   const auto start = [&](float (&scores)[kScores], int (&slots)[kHalves], int operand, int i) {

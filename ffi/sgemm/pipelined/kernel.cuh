@@ -129,14 +129,6 @@ struct Pipelined {
 
   float acc[kThreadM][kThreadN];
 
-  __device__ void Clear() {
-#pragma unroll
-    for (int i = 0; i < kThreadM; ++i) {
-#pragma unroll
-      for (int j = 0; j < kThreadN; ++j) acc[i][j] = 0.0f;
-    }
-  }
-
   // Run sums over all tiles of k and finishes C. `stages` has started the copies of the first
   // tiles. `params(row)` are the epilogue's parameters of the thread tile from its row `row` on.
   template <class MakeParams>
@@ -158,7 +150,8 @@ struct Pipelined {
     go_to(0);
     a.Load(from_a, 0);
     b.Load(from_b, 0);
-    Clear();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) acc[i / kThreadN][i % kThreadN] = 0.0f;
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll 1

@@ -31,7 +31,6 @@ struct TensorOperand {
   __device__ int64_t Offset(int64_t line, int64_t k) const {
     return k_major ? line * pitch + k : k * pitch + line;
   }
-  __host__ __device__ int64_t PackedTiles() const { return matrices * tiles * steps; }
 };
 
 struct TensorArgs {

@@ -173,9 +173,6 @@ __host__ __device__ inline int ThreadsOfLine(const TensorOperand& operand) {
   }
   return threads;
 }
-__host__ __device__ inline int64_t BlocksOfLines(const TensorOperand& operand) {
-  return operand.matrices * operand.tiles * kTensorLines * ThreadsOfLine(operand) / kSplitThreads;
-}
 
 template <int kChunks>
 __device__ inline void ReadChunks(const TensorOperand& operand, int matrix, int64_t line, int first,
@@ -291,8 +288,10 @@ __device__ inline void SplitKMajor(const TensorOperand& operand, unsigned block)
 // NN 106, 95
 template <SplitPass kPass>
 int64_t SplitBlocks(const TensorOperand& operand) {
-  if (!operand.k_major) return operand.PackedTiles();
-  return kPass == SplitPass::kFirst ? BlocksOfLines(operand) : 0;
+  const int64_t tiles = operand.matrices * operand.tiles;
+  if (!operand.k_major) return tiles * operand.steps;
+  if (kPass == SplitPass::kSecond) return 0;
+  return tiles * kTensorLines * ThreadsOfLine(operand) / kSplitThreads;
 }
 
 // SplitOperands: the first `blocks_a` blocks are for A, the others for B. The second pass starts

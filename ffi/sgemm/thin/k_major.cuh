@@ -65,21 +65,6 @@ __device__ void AddStep(const float* const (&lines)[kKMajorWarpLines], int64_t a
   }
 }
 
-template <int kShortLines, int kPack>
-__device__ void AddLines(const float* const (&lines)[kKMajorWarpLines], int64_t count,
-                         const float* short_side, const LaneOfK<kPack>& lane,
-                         float (&sums)[kKMajorWarpLines * kShortLines]) {
-  int64_t k = 0;
-#pragma unroll(kShortLines > 1 ? 1 : 2)
-  for (; k + kKMajorStepK <= count; k += kKMajorStepK) {
-    AddStep<kShortLines, kPack, true>(lines, k, 0, short_side, lane, sums);
-  }
-  if (k < count) {
-    AddStep<kShortLines, kPack, false>(lines, k, static_cast<int>(count - k), short_side, lane,
-                                       sums);
-  }
-}
-
 // AddLanes adds kCount sums over the lanes of a warp. Afterwards sums[0] of lane l is sum number l
 // * kCount / 32.
 template <int kCount>
@@ -142,7 +127,15 @@ __global__ void __launch_bounds__(kThinThreads, ThinBlocksPerSm(kShortLines))
         lines[r] = block.long_side + line * args.product.k + block.first_k + begin;
       }
       float sums[kSums] = {};
-      AddLines<kShortLines>(lines, count, short_side, lane, sums);
+      int64_t k = 0;
+#pragma unroll(kShortLines > 1 ? 1 : 2)
+      for (; k + kKMajorStepK <= count; k += kKMajorStepK) {
+        AddStep<kShortLines, kPack, true>(lines, k, 0, short_side, lane, sums);
+      }
+      if (k < count) {
+        const int rest = static_cast<int>(count - k);
+        AddStep<kShortLines, kPack, false>(lines, k, rest, short_side, lane, sums);
+      }
       AddLanes(lane.lane, sums);
       // Each sum has one thread, the same in every chunk.
       constexpr int kLanesOfSum = 32 / kSums;
