@@ -115,12 +115,6 @@ __device__ inline void StartWeightedSum(float (&sums)[kPartSums], const PairsOfA
   CommitProducts();
 }
 
-template <int kCount>
-__device__ inline float SumOf(const float (&sums)[kPartSums], int i) {
-  if constexpr (kCount < kPartSums) return sums[i] + sums[i + kCount];
-  return sums[i];
-}
-
 // PromoteSums computes out = sums factors + out rescale, with factors of a thread's two rows.
 template <int kCount>
 __device__ inline void PromoteSums(float (&out)[kCount], const float (&sums)[kPartSums],
@@ -128,7 +122,9 @@ __device__ inline void PromoteSums(float (&out)[kCount], const float (&sums)[kPa
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int r = i / 2 % 2;
-    out[i] = fmaf(SumOf<kCount>(sums, i), factors[r], out[i] * rescale[r]);
+    float sum = sums[i];
+    if constexpr (kCount < kPartSums) sum += sums[i + kCount];  // see StartWeightedSum
+    out[i] = fmaf(sum, factors[r], out[i] * rescale[r]);
   }
 }
 
