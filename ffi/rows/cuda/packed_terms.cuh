@@ -23,8 +23,6 @@ __device__ inline uint32_t EqualHalves(__half2 a, __half2 b) { return __heq2_mas
 __device__ inline uint32_t EqualHalves(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __heq2_mask(a, b);
 }
-template <typename T>
-using PairOf = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
 
 // The largest element of all packs; -inf if all are NaN.
 template <typename T, typename Packs, int kCount>
@@ -85,8 +83,8 @@ class PackedTerms {
     memcpy(word, &pack, sizeof(word));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t is_max = EqualHalves(reinterpret_cast<const PairOf<T>&>(word[i]),
-                                          reinterpret_cast<const PairOf<T>&>(largest.word[i]));
+      const uint32_t is_max = EqualHalves(reinterpret_cast<const Half2Of<T>&>(word[i]),
+                                          reinterpret_cast<const Half2Of<T>&>(largest.word[i]));
       counted_ -= is_max;
       word[i] = (word[i] & ~is_max) | (hidden.word[i] & is_max);
     }

@@ -3,8 +3,7 @@
 //
 // Copies and products are delayed until somebody waits for them. A copy over bytes that products
 // still read ends the program.
-#ifndef JAXKERNELS_TESTS_SIMULATOR_H_
-#define JAXKERNELS_TESTS_SIMULATOR_H_
+#pragma once
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -191,5 +190,3 @@ inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }
 namespace jaxkernels {
 inline thread_local char smem[232448];
 }
-
-#endif  // JAXKERNELS_TESTS_SIMULATOR_H_
