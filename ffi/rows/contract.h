@@ -19,7 +19,7 @@ enum class Role {
   kLabel,      // int32, one column per row; negative for none
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
   kScales,     // the temperature of each row, or its temperature and soft cap, in the compute type;
-               // they transform the elements on load. Optional; kernels of a CPU take none
+               // they transform the elements on load. Optional
   kColumn,     // one number per column, for all rows, in the elements' dtype or compute type
 };
 inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask",  "label",
@@ -80,7 +80,6 @@ struct OperationTraits {
     return operands.CountOf(Role::kElements) + operands.CountOf(Role::kBroadcast);
   }
   constexpr bool HasMask() const { return operands.CountOf(Role::kMask) > 0; }
-  // Whether all inputs have one shape.
   constexpr bool SharesRows() const { return operands.CountOf(Role::kBroadcast) == 0; }
   constexpr bool TakesLabel() const { return operands.CountOf(Role::kLabel) > 0; }
   constexpr bool TakesScales() const { return operands.CountOf(Role::kScales) > 0; }
@@ -90,7 +89,6 @@ struct OperationTraits {
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
   // Number of row scalars that it stores, in one result.
   constexpr int Stores() const { return results.RowNumbers(0); }
-  // Whether it is neither on attention scores nor a loss.
   constexpr bool IsPlain() const { return !hides && !TakesLabel(); }
 
   // Does not compile in a static_assert, at its reason, if the parser or kernels cannot serve such

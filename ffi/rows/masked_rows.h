@@ -164,7 +164,6 @@ struct MaskedRows {
   BroadcastRows mask_rows, bias_rows;
   RowOrder order;
 
-  // Whether there is no band.
   bool IsOpen() const { return left == -kUnbounded && right == kUnbounded; }
   // Requires: all dividers were made for the same number of rows.
   JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }

@@ -138,12 +138,10 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
 constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
   return traits.x_if_half && IsHalf(dtype);
 }
-// Whether the operation needs the maximum of a row of elements of a dtype.
 constexpr bool UsesMax(const OperationTraits& traits, DType dtype) {
   return traits.finds_max || ReadsXForY(traits, dtype);
 }
 
-// The number of sums per row for elements of a dtype.
 constexpr int SumsOf(const OperationTraits& traits, DType dtype) {
   const bool counts_max = traits.counts_max && !IsHalf(dtype);
   return traits.sums + (counts_max || ReadsXForY(traits, dtype) ? 1 : 0);

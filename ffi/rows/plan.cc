@@ -8,7 +8,6 @@
 namespace jaxkernels {
 namespace {
 
-// The tiers that could handle a problem, and how.
 struct TierChoices {
   bool stages;  // short rows in the warp tier
   int warp_shape;

@@ -90,7 +90,6 @@ constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
   return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
-// The input of a plan.
 struct RowProblem {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -105,7 +104,6 @@ struct RowProblem {
   bool broadcast_aligned = true;  // a mask, a bias and a column begin at a pack boundary
 };
 
-// A plan, or an error text.
 struct RowPlanResult {
   RowPlan plan;
   std::string error;

@@ -14,7 +14,6 @@ constexpr int64_t kNone = MaskedRows::kUnbounded;
 // Maximum columns that are counted in 32 bits: the indices of the pack after them must fit too.
 constexpr int64_t kMostCounted = INT32_MAX - 63;
 
-// The attributes of a call.
 struct RowAttributes {
   std::string_view operation;
   double scale;
@@ -62,7 +61,6 @@ ffi::Error WrongShape(const OperationTraits& traits, const NamedBuffer& operand,
                        ShapeText(operand.buffer.dimensions()));
 }
 
-// Check that an operand has the dtype and the shape of `x`.
 ffi::Error CheckDType(const OperationTraits& traits, const NamedBuffer& operand,
                       const NamedBuffer& x) {
   const ffi::DataType wanted = x.buffer.element_type();
@@ -102,14 +100,12 @@ ffi::Error ReadWidth(const OperationTraits& traits, const NamedBuffer& operand,
   return WrongDType(traits, operand, DTypeName(of_x) + " or float32");
 }
 
-// Rejects rows whose columns 32 bits cannot count.
 ffi::Error CheckCounts(const OperationTraits& traits, const NamedBuffer& x) {
   const int64_t cols = x.buffer.dimensions().back();
   if (cols <= kMostCounted) return ffi::Error::Success();
   return MismatchError(traits.name, x.name, "columns", "2^31 - 64 or fewer", std::to_string(cols));
 }
 
-// Reads `count` scalars per row of `x`, in its dtype or compute type.
 ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars, int count,
                           const NamedBuffer& x, RowScalars* read) {
   bool wide;
@@ -118,7 +114,6 @@ ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scal
   return CheckPerRow(traits, scalars, count, x);
 }
 
-// Reads one number per column of `x`, in its dtype or compute type.
 ffi::Error ReadColumn(const OperationTraits& traits, const NamedBuffer& column,
                       const NamedBuffer& x, RowColumn* read) {
   const int64_t cols = x.buffer.dimensions().back();
@@ -132,7 +127,6 @@ ffi::Error ReadColumn(const OperationTraits& traits, const NamedBuffer& column,
   return CheckCounts(traits, x);
 }
 
-// Reads one label per row of `x`. Columns are counted in 32 bits.
 ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
                       const NamedBuffer& x, RowCall* call) {
   if (labels.buffer.element_type() != ffi::DataType::S32) {
@@ -143,7 +137,6 @@ ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
   return error.failure() ? error : CheckCounts(traits, x);
 }
 
-// Reads the temperature, and the soft cap, of each row of `x`.
 ffi::Error ReadScales(const OperationTraits& traits, const NamedBuffer& scales,
                       const NamedBuffer& x, RowCall* call) {
   const ffi::AnyBuffer::Dimensions dims = scales.buffer.dimensions();
@@ -176,7 +169,6 @@ bool IsNarrowed(const RowCall& call, ffi::DataType result) {
          MayNarrow(TraitsOf(call.operation));
 }
 
-// Reads one result of the operation: elements or row scalars.
 ffi::Error ReadResult(const OperationTraits& traits, const OperandSpec& spec,
                       const ffi::AnyBuffer& buffer, const NamedBuffer& x, RowCall* call) {
   const NamedBuffer result = {"the result", buffer};
@@ -208,7 +200,7 @@ ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& o
                         std::to_string(BroadcastRows::kMaxDims) + " times");
 }
 
-// Reads scale and band. Scores are matrices of rows; indices are compared in 32 bits.
+// Scores are matrices of rows; indices are compared in 32 bits.
 ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& attributes,
                             const NamedBuffer& scores, MaskedRows* rows) {
   constexpr int64_t kMost = kNone - 1;
@@ -241,7 +233,6 @@ ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
   return ReadBroadcastRows(traits, mask, scores, &rows->mask_rows);
 }
 
-// Reads a bias, which has the dtype of the scores.
 ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
                     const NamedBuffer& scores, MaskedRows* rows) {
   if (ffi::Error error = CheckDType(traits, bias, scores); error.failure()) return error;

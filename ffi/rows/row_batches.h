@@ -24,7 +24,6 @@ struct RowBatches {
   int64_t rounds = 0;   // of all batches together
   bool halves = false;  // in batches, instead of the static schedule
 
-  // The number of workers of all batches together.
   int64_t CountWorkers(int64_t rows) const {
     int64_t count = 0;
     for (int64_t left = rounds; left > 0; left -= RoundsOfBatch(left)) {

@@ -199,7 +199,6 @@ void PlanBlockUncached(const RowProblem& problem, const DeviceLimits& limits, in
 
 namespace {
 
-// Resident blocks of OneReadKernel per SM.
 int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
   return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps), limits.blocks_per_sm);
 }

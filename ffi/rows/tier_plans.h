@@ -9,7 +9,6 @@
 
 namespace jaxkernels {
 
-// Shared memory of a block's reductions.
 inline int ScratchBytes(const RowProblem& problem) {
   return ReductionScratchBytes(problem.operation, problem.dtype);
 }
@@ -30,14 +29,12 @@ inline int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const Devic
   return std::clamp<int64_t>(blocks_of_work, 1, BlocksOfWaves(blocks_per_sm, limits));
 }
 
-// Maximum dynamic shared memory per block.
 inline int SmemRoom(const RowProblem& problem, const DeviceLimits& limits) {
   return limits.smem_per_block - ScratchBytes(problem);
 }
 
 // The first layout of the warp tier that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned);
-// Plans the warp tier with layout plan.warp_shape.
 void PlanWarp(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // Whether short rows are staged instead of using layout `warp_shape` (-1: no layout holds them).
@@ -47,7 +44,6 @@ void PlanWarpStaged(const RowProblem& problem, const DeviceLimits& limits, RowPl
 
 // Resident blocks, and so rows, per SM in tier `block`; 0 if a block cannot hold a row.
 int RowsOfBlocks(const RowProblem& problem, const DeviceLimits& limits);
-// Plans tier `block`: one block per row.
 void PlanBlock(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 // A row in shared memory: the blocks that share it and the resources of each.
@@ -61,7 +57,6 @@ struct SharedRow {
 SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& limits);
 // As ShareRow, with the cluster size that the rules choose.
 SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& limits);
-// Plans tier `block_smem` or `cluster`.
 void PlanSharedRow(const RowProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    RowPlan& plan);
 

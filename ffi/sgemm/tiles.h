@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <iterator>
 #include <string_view>
-#include <utility>
 
 #include "core/host_device.h"
 

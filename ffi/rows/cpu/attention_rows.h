@@ -27,7 +27,6 @@ inline int64_t RowsAtOnce(const MaskedRows& attention, int64_t cols) {
   return cols <= (attention.IsOpen() ? 512 : kMostBandCompanyCols) ? kLanes : 1;
 }
 
-// A call on buffers in the compute type.
 template <typename C>
 RowCall OnBuffers(const RowCall& call, const C* first, const C* second, C* out) {
   RowCall on = call;
@@ -82,7 +81,6 @@ JK_INLINE void LoadGradient(const RowCall& call, int64_t row, const ColumnRange&
   }
 }
 
-// Fills the columns of a row of n elements outside its band.
 template <typename C>
 JK_INLINE void FillOutside(const ColumnRange& band, int64_t n, C fill, C* row) {
   std::fill(row, row + band.begin, fill);

@@ -2,9 +2,6 @@
 
 namespace jaxkernels {
 
-template <>
-void RunRowsOf<double>(const RowCall& call, const RowRange& range) {
-  RunOperation<double>(call, range);
-}
+template void RunRowsOf<double>(const RowCall&, const RowRange&);
 
 }  // namespace jaxkernels

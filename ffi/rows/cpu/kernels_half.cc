@@ -2,9 +2,6 @@
 
 namespace jaxkernels {
 
-template <>
-void RunRowsOf<Half>(const RowCall& call, const RowRange& range) {
-  RunOperation<Half>(call, range);
-}
+template void RunRowsOf<Half>(const RowCall&, const RowRange&);
 
 }  // namespace jaxkernels

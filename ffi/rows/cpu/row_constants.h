@@ -19,7 +19,6 @@
 
 namespace jaxkernels {
 
-// The row scalars that an operation reads or stores.
 template <typename Op>
 struct PerRowOperands {
   using T = typename Op::Storage;

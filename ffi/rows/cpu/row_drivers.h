@@ -99,7 +99,6 @@ struct GroupArrays {
   }
 };
 
-// Computes the maxima of `count` rows in a segment.
 template <typename C>
 JK_INLINE void AddMaxima(const C* x, int64_t cols, int64_t count, const Segment& of, C* max) {
   constexpr int64_t kTo = kLanes / 4;
@@ -177,7 +176,6 @@ JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C
   }
 }
 
-// Computes the sums of `count` rows in a segment.
 template <typename Op, typename C = typename Op::C>
 JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, const Segment& of,
                        const C* max, const C* power, const int32_t* near, bool keeps,
@@ -210,7 +208,6 @@ JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, co
   }
 }
 
-// Stores the results of a row that begins at `at`.
 template <typename Op, bool kKeep, typename C = typename Op::C>
 JK_INLINE void FinishRow(const GroupArrays<C>& on, int64_t at, const Segment& of,
                          const GroupConstants<Op>& row) {

@@ -35,4 +35,9 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
   OnThisMachine<RunAttentionGrad<T>>(call, range);
 }
 
+template <typename T>
+void RunRowsOf(const RowCall& call, const RowRange& range) {
+  RunOperation<T>(call, range);
+}
+
 }  // namespace jaxkernels
