@@ -247,7 +247,7 @@ JK_INLINE C Tanh(C x) {
   const C size = x < 0 ? -x : x;
   const C less = ExpMinusOne(-2 * size);
   const C result = -less / (2 + less);
-  return x < 0 ? -result : result;
+  return x > 0 ? result : -result;
 }
 
 // Largest magnitude of a row's maximum for ExpTimesPower: then |n| stays below 2^9.

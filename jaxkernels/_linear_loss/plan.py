@@ -246,7 +246,7 @@ def plan_linear_cross_entropy(
         of_dtype: the dtype after three sizes.
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
-        is_scaled: whether XLA applies a soft cap or a temperature: for derivatives by them.
+        is_scaled: whether XLA applies a soft cap or a temperature: for derivatives by them, or in plain JAX.
         w_is_constant: whether no gradient of w or of a bias is needed, as in the forward pass of "none".
             Then nothing is summed over chunks.
         max_bytes: as for `linear_cross_entropy`.
@@ -327,6 +327,7 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
     if any(not isinstance(size, int) or size == 0 for x in operands for size in x.shape):
         return Layout(algorithm=options.algorithm)
     x, w = given["x"], given["w"]
+    is_plain = options.implementation == "xla" or not platform
     problem = _Problem(
         rows=math.prod(x.shape[:-1]),
         features=x.shape[-1],
@@ -334,7 +335,7 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
         dtype=x.dtype,
         logits_dtype=jnp.dtype(options.logits_dtype or x.dtype),
         trans_w=options.trans_w,
-        is_scaled="scales" in given and (not platform or "dscales" in call.wanted),
+        is_scaled="scales" in given and (is_plain or "dscales" in call.wanted),
         sums=not SUMS.isdisjoint(call.wanted),
         platform=platform,
         algorithm="xla" if options.implementation == "xla" else options.algorithm,

@@ -223,8 +223,8 @@ def softmax_kl_divergence(
 
     p is the softmax of `target_logits / temperature` (a teacher) and q that of `logits / temperature` (a
     student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The
-    only arrays of the size of the logits are the gradients, in the dtypes of the logits; on a CPU logits
-    divided by a temperature, and on a GPU float32 terms, which XLA stores at least if rows are few.
+    only arrays of the size of the logits are the gradients, in the dtypes of the logits, and on a GPU
+    float32 terms, which XLA stores at least if rows are few.
 
     On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
     JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
@@ -278,8 +278,8 @@ def softmax_kl_divergence(
           noise of 1e-3 have a divergence near 5e-7.
         * Forward, the kernels read each array of logits once, and XLA reads both once more. Each gradient
           reads both once, and is written once.
-        * The temperature is differentiable. On a GPU the kernels divide by it as they read the logits; on a
-          CPU XLA divides in an array of the compute type. XLA applies `where` in a copy of the logits.
+        * The temperature is differentiable. The kernels divide by it as they read the logits. XLA applies
+          `where` in a copy of the logits.
         * If `axis` is sharded, devices exchange two maxima and a few sums per row, never the logits.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 

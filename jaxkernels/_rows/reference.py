@@ -40,7 +40,10 @@ def largest_of(x: jax.Array) -> jax.Array:
 
 
 def has_finite_max(x: jax.Array) -> jax.Array:
-    """Whether the maximum of each row is finite; False for a NaN, which XLA's maximum of long columns loses on a CPU."""
+    """Whether each row has a finite maximum and no NaN.
+
+    XLA's maximum can lose a NaN on a CPU, if the rows are columns of more than a thousand elements.
+    """
     is_below, is_visible = x < jnp.inf, x > -jnp.inf
     return jnp.all(is_below, -1, keepdims=True) & jnp.any(is_visible, -1, keepdims=True)
 

@@ -57,7 +57,7 @@ struct CrossEntropyForwardGrad : LogitSums<T, Operation::kCrossEntropyForwardGra
   };
   JK_INLINE static Row MakeRow(const auto& of, const auto& given) {
     auto found = of;
-    found.sum[0] /= of.of_max;
+    found.sum[0] /= of.of_max;  // LossRow does not read the spread
     const LossRow<Cpu<double>> row(found, given);
     const int cols = static_cast<int>(given.cols);
     return {C(row.max),

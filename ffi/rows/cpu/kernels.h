@@ -47,11 +47,11 @@ struct RowRange {
 // f32 forward 557, 1052; f32 grad 754, 1380; bf16 forward 564, 885; bf16 grad 576, 1165
 bool MayShareRows(const RowCall& call);
 
-// Number of buffers of a row in the compute type, unless they are attention scores: of elements of
-// half types, of logits with scales, and of their results if there is a cap.
+// Number of buffers of a row in the compute type, except for attention: inputs of half types,
+// scaled logits, and results of half types with a cap.
 int64_t BuffersOf(const RowCall& call);
 
-// Bytes of the buffers for shared rows: of these, or of attention scores with their results.
+// Bytes of all buffers for shared rows, also for attention.
 int64_t RoomToShare(const RowCall& call);
 
 // The first step of rows that threads share; the last one is kResults.

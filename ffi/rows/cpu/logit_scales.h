@@ -47,13 +47,13 @@ template <typename C>
 JK_INLINE void ScaleRows(const RowScales& scales, int64_t row, int64_t count, int64_t n,
                          const C* from, C* to) {
   for (int64_t r = 0; r < count; ++r, from += n, to += n) {
-    const LogitScale<C> of(scales, row + r);
+    const LogitScale<C> scale(scales, row + r);
     if (scales.count == 1) {
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) to[i] = from[i] * of.factor;
+      for (int64_t i = 0; i < n; ++i) to[i] = from[i] * scale.factor;
     } else {
 #pragma omp simd
-      for (int64_t i = 0; i < n; ++i) to[i] = Capped(from[i], of.cap, of.range);
+      for (int64_t i = 0; i < n; ++i) to[i] = Capped(from[i], scale.cap, scale.range);
     }
   }
 }
@@ -63,9 +63,9 @@ template <typename C>
 JK_INLINE void MultiplyBySlopes(const RowScales& scales, int64_t row, int64_t count, int64_t n,
                                 const C* capped, C* gradient) {
   for (int64_t r = 0; r < count; ++r, capped += n, gradient += n) {
-    const LogitScale<C> of(scales, row + r);
+    const LogitScale<C> scale(scales, row + r);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) gradient[i] *= SlopeAt(capped[i], of.inverse_range);
+    for (int64_t i = 0; i < n; ++i) gradient[i] *= SlopeAt(capped[i], scale.inverse_range);
   }
 }
 
@@ -76,9 +76,9 @@ struct GroupScales {
 
   JK_INLINE GroupScales(const RowScales& scales, int64_t row, int64_t count) {
     for (int64_t r = 0; r < kLanes; ++r) {
-      const LogitScale<C> of = r < count ? LogitScale<C>(scales, row + r) : LogitScale<C>();
-      factor[r] = of.factor, cap[r] = of.cap;
-      range[r] = of.range, inverse_range[r] = of.inverse_range;
+      const LogitScale<C> scale = r < count ? LogitScale<C>(scales, row + r) : LogitScale<C>();
+      factor[r] = scale.factor, cap[r] = scale.cap;
+      range[r] = scale.range, inverse_range[r] = scale.inverse_range;
     }
   }
 };
@@ -87,25 +87,26 @@ struct GroupScales {
 template <typename C>
 JK_INLINE void ScaleColumns(const RowScales& scales, int64_t row, int64_t count, int64_t size,
                             C* x) {
-  const GroupScales<C> of(scales, row, count);
+  const GroupScales<C> scale(scales, row, count);
   for (int64_t i = 0; i < size; i += kLanes) {
     if (scales.count == 1) {
 #pragma omp simd
-      for (int64_t r = 0; r < kLanes; ++r) x[i + r] *= of.factor[r];
+      for (int64_t r = 0; r < kLanes; ++r) x[i + r] *= scale.factor[r];
     } else {
 #pragma omp simd
-      for (int64_t r = 0; r < kLanes; ++r) x[i + r] = Capped(x[i + r], of.cap[r], of.range[r]);
+      for (int64_t r = 0; r < kLanes; ++r)
+        x[i + r] = Capped(x[i + r], scale.cap[r], scale.range[r]);
     }
   }
 }
 template <typename C>
 JK_INLINE void MultiplyColumnsBySlopes(const RowScales& scales, int64_t row, int64_t count,
                                        int64_t size, const C* capped, C* gradient) {
-  const GroupScales<C> of(scales, row, count);
+  const GroupScales<C> scale(scales, row, count);
   for (int64_t i = 0; i < size; i += kLanes) {
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) {
-      gradient[i + r] *= SlopeAt(capped[i + r], of.inverse_range[r]);
+      gradient[i + r] *= SlopeAt(capped[i + r], scale.inverse_range[r]);
     }
   }
 }

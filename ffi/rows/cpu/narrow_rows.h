@@ -71,7 +71,6 @@ JK_INLINE void StoreColumns(const C* from, DType dtype, int64_t cols, T* to) {
   Flush(rows, dtype, kLanes * cols, to);
 }
 
-// Copies `left` elements and pads with zeros to `size`.
 template <typename T>
 JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
   std::copy_n(from, left, to);
@@ -79,7 +78,6 @@ JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
   return to;
 }
 
-// Processes rows of at most kNarrowCols elements, kLanes at a time.
 template <typename Op>
 JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
   using T = typename Op::Storage;

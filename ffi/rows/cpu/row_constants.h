@@ -155,7 +155,7 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
       operands.Store(index + r, max[r], 0);
       for (int s = 0; s < Op::kSums; ++s) {
         const double sum = Corrected(total[s][r], lost[s][r]);
-        const bool is_of_terms = s == 0 || s == 2;  // the rest, the spread
+        const bool is_of_terms = s == 0 || s == 2;  // rest and spread are multiples of of_max
         operands.Store(index + r, C(is_of_terms ? sum / of_max[r] : sum), 1 + s);
       }
       operands.Store(index + r, labelled[r], 1 + Op::kSums);

@@ -261,13 +261,13 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       C* const buffer = wide + k * room + (is_shared ? first : 0);
       const T* const from = static_cast<const T*>(call.arrays.in[k]) + first;
       on.in[k] = LoadMany(from, call.dtype, loads ? n : 0, buffer);
-      if (k == 0) on.out = ResultBuffer(out, buffer + (caps ? room : 0));
+      if (k == 0) on.out = ResultBuffer(out, buffer + (kIsHalf && caps ? room : 0));
     }
     if constexpr (Op::kTakesLabel) {
       if (scales) {
         C* const buffer = wide + (is_shared ? first : 0);
-        if (loads)
-          OnThisMachine<ScaleRows<C>>(call.scales, row, count, n / count, on.in[0], buffer);
+        const C* const from = on.in[0];
+        if (loads) OnThisMachine<ScaleRows<C>>(call.scales, row, count, n / count, from, buffer);
         on.in[0] = buffer;
       }
     }
