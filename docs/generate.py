@@ -459,6 +459,7 @@ def losses_picture(source: Source, cases: Cases) -> Picture:
 
 
 @section("losses_drawn", "losses_drawn")
+@section("cpu_losses_drawn", "cpu_losses_drawn")
 def losses_drawn(source: Source, cases: Cases) -> str:
     """The tables that the benchmark prints, then the times of optax and with options over all cells."""
     lines = [
