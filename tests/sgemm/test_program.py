@@ -311,6 +311,19 @@ def test_a_function_is_compiled_once_for_its_shapes_and_static_arguments(exact_p
             assert "Compiling" not in caplog.text
 
 
+def test_equations_are_bound_once(monkeypatch):
+    """Tracing costs little more than that of f: the program is bound as one call."""
+    bound, jaxpr_as_fun = [], jax.extend.core.jaxpr_as_fun
+
+    def counted(closed):
+        bound.append(len(closed.eqns))
+        return jaxpr_as_fun(closed)
+
+    monkeypatch.setattr(jax.extend.core, "jaxpr_as_fun", counted)
+    jax.make_jaxpr(jk.float32_matmuls(lambda x, w: jnp.sin(x @ w) + 1))(X, W)
+    assert bound == [1]
+
+
 def test_a_jitted_function_keeps_its_donations():
     for function in (
         jk.float32_matmuls(jax.jit(XLAS, donate_argnums=0)),
