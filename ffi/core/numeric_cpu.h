@@ -1,4 +1,4 @@
-// Arithmetic of the CPU kernels: conversion between storage and compute types, and exponentials.
+// Arithmetic of the CPU kernels: conversion between storage and compute types; exp, log and tanh.
 //
 // Owns: the compute type of each storage type (float32 for float16 and bfloat16) and the accuracy.
 // Everything is arithmetic without branches, so that the compiler can vectorise the surrounding
