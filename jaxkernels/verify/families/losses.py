@@ -76,7 +76,7 @@ class TokenLosses(Family):
         x[x[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
         label = _drawn_labels(o, layout, rng)
         if kind == "finite_mask":  # else the sum of the losses of hidden labels would overflow
-            known = np.flatnonzero((label >= 0) & (label < cols) & (x.max(-1) > 0))
+            known = np.flatnonzero((label >= 0) & (label < cols) & (x.max(-1) > -1e4))
             x[known, label[known]] = 1
         operands = {"x": layout.to_shape(x, 1)[0], "label": label.reshape(row_shape)}
         if o["where"] is not None:
