@@ -183,9 +183,12 @@ __device__ bool HasMinusInfinity(const Pack<T>& pack) {
   memcpy(min, pack.element, sizeof(min));
 #pragma unroll
   for (int j = 2; j < Pack<T>::kSize; j += 2) Min2(min, &pack.element[j]);
-  ComputeType<T> wide[2];
-  Widen2(min, wide);
-  return wide[0] == -kInfinity<ComputeType<T>> || wide[1] == -kInfinity<ComputeType<T>>;
+  if constexpr (kIsHalf<T>) {
+    const T lowest = static_cast<T>(-kInfinity<float>);
+    return !__hbne2(reinterpret_cast<const Half2Of<T>&>(min), Half2Of<T>{lowest, lowest});
+  } else {
+    return min[0] == -kInfinity<T> || min[1] == -kInfinity<T>;
+  }
 }
 
 // Launders a pack of a half type through an empty asm statement. The compiler then widens it again

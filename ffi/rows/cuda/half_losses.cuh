@@ -138,7 +138,7 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
           const int at = p * lanes + lane;
           if (!view.Has(at)) continue;
           float result[kSize];
-          FinishPacks(op, view, pack[p], whole, at, result);
+          FinishPacks(op, SingleTerms(), view, pack[p], whole, at, result);
           StoreResults(args, view, at, result);
         }
       }

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "core/numeric.cuh"
+#include "core/pack.cuh"
 
 namespace jaxkernels {
 
@@ -29,12 +29,6 @@ struct LogitScale {
   // but there tanh v is v within a relative error of 2^-15.1. The hardware's tanh has 2^-11. (These
   // errors, and that no result decreases, hold for all numbers of both types and 20,000 caps.)
   // Contractions are explicit: elements equal to the maximum must be transformed to the same bits.
-  //
-  // TB/s read, or read and written by gradients. One reciprocal for two elements would be 5 percent
-  // faster, but then equal elements would differ:
-  //   H200 bf16                                  no cap  quotient of polynomials  this
-  //   loss of 1024, 32768, 128256 cols    4.17 4.09 4.28          1.85 1.92 1.99  2.02 2.13 2.15
-  //   with gradient, 4096, 32768 cols          3.96 4.02               1.55 1.98       1.60 2.08
   __device__ C Capped(C x) const {
     if constexpr (kIsHalf<T>) {
       constexpr float kLinear = 0.0092f;

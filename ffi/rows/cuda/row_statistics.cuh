@@ -40,12 +40,12 @@ struct RowStatistics : Op::Found {
   }
 
   template <int kCount>
-  __device__ void Add(const Op& op, const InputPacks<Op> (&pack)[kCount]) {
+  __device__ void Add(const Op& op, InputPacks<Op> (&pack)[kCount]) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       if constexpr (Op::kUsesMax) RaiseMax(ScaledMax(op, MaxOfPacks(op, pack[u])));
       C term[Pack<T>::kSize];
-      AddPacks(op, pack[u], Reference(max), term, sum);
+      AddPacks(op, SingleTerms(), pack[u], Reference(max), term, sum);
     }
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rows/cuda/row_packs.cuh"
+#include "rows/cuda/term_choice.cuh"
 
 namespace jaxkernels {
 
@@ -258,24 +259,37 @@ __device__ bool HasMax(const Op& op, const InputPacks<Op>& pack,
 // maxima. The test for the maximum is per pack. A test per warp, with a separate loop for warps
 // without the maximum, was slower (ms):
 // H200 bf16 loss with gradient 8371 x 128256: per pack 1.26, per warp 1.34
-template <typename Op, typename C>
-__device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
+// `terms` comes from WithTerms. CappedTerms add to the first two sums only.
+template <typename Op, typename Terms, typename C>
+__device__ void AddPacks(const Op& op, const Terms& terms, InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
                          bool counts_max = true) {
-  C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
-  WidenAndScale(op, pack, value);
-  bool has_max = counts_max;
-  if constexpr (Op::kSums > 2) has_max = counts_max && HasMax(op, pack, value, max);
-  AddTerms(op, value, max, has_max, term, sum);
+  if constexpr (kMayShareReciprocals<Op>) ForgetPacks<Op>(pack);
+  if constexpr (!std::is_same_v<Terms, SingleTerms>) {
+    terms.Compute(pack.input[0], term);
+    if (counts_max && SumPairwise(term) >= terms.LeastOfMax()) {
+#pragma unroll
+      for (C& one : term) one = one >= terms.LeastOfMax() ? C(1) : one;
+      Op::CountMax(term, sum[1]);
+    }
+    sum[0] = RoundedSum(sum[0], SumPairwise(term));
+  } else {
+    C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
+    WidenAndScale(op, pack, value);
+    bool has_max = counts_max;
+    if constexpr (Op::kSums > 2) has_max = counts_max && HasMax(op, pack, value, max);
+    AddTerms(op, value, max, has_max, term, sum);
+  }
 }
 
-// Replaces the results of columns in row.other, from `column` on and `stride` apart.
-template <typename Row, typename C, int kSize>
-__device__ void ReplaceOthers(const Row& row, int column, int stride, C (&result)[kSize]) {
-  if (row.other.begin >= column + kSize * stride || row.other.end <= column) return;
+// Replaces the results of columns in `other`, from `column` on and `stride` apart.
+template <typename OtherColumns, typename C, int kSize>
+__device__ void ReplaceOthers(const OtherColumns& other, int column, int stride,
+                              C (&result)[kSize]) {
+  if (other.begin >= column + kSize * stride || other.end <= column) return;
 #pragma unroll
   for (int j = 0; j < kSize; ++j) {
-    if (row.other.Has(column + j * stride)) result[j] = row.other.result;
+    if (other.Has(column + j * stride)) result[j] = other.result;
   }
 }
 
@@ -289,16 +303,32 @@ __device__ void Unscale(const Op& op, const C (&value)[kSize][1], C (&result)[kS
   }
 }
 
-// The results of pack `index` of a row.
-template <typename Op, bool kAligned, typename Row, typename C>
-__device__ void FinishPacks(const Op& op, const RowView<Op, kAligned>& view,
-                            const InputPacks<Op>& pack, const Row& row, int index,
+// The results of pack `index` of a row. `terms` comes from WithTermsOf.
+template <typename Op, typename Terms, bool kAligned, typename Row, typename C>
+__device__ void FinishPacks(const Op& op, const Terms& terms, const RowView<Op, kAligned>& view,
+                            InputPacks<Op>& pack, const Row& row, int index,
                             C (&result)[Pack<typename Op::Storage>::kSize]) {
+  if constexpr (kMayShareReciprocals<Op>) ForgetPacks<Op>(pack);
+  const auto replace_others = [&](C scale) {
+    if constexpr (requires { row.other; }) {
+      auto other = row.other;
+      other.result *= scale;
+      ReplaceOthers(other, view.Column(index), 1, result);
+    }
+  };
   C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
-  WidenAndScale(op, pack, value);
-  Finish(op, value, row, result);
-  if constexpr (requires { row.other; }) ReplaceOthers(row, view.Column(index), 1, result);
-  if constexpr (Op::kCaps) Unscale(op, value, result);
+  if constexpr (std::is_same_v<Terms, SingleTerms>) {
+    WidenAndScale(op, pack, value);
+    Finish(op, value, row, result);
+    replace_others(1);
+    if constexpr (Op::kCaps) Unscale(op, value, result);
+  } else {
+    C slope[Pack<typename Op::Storage>::kSize];
+    terms.Compute(pack.input[0], row.factor, result, slope);
+    replace_others(Terms::kSlopes);
+#pragma unroll
+    for (int j = 0; j < Pack<typename Op::Storage>::kSize; ++j) result[j] *= slope[j];
+  }
 }
 
 // Stores the results of pack `index` in their dtype. Time relative to that of a kernel per dtype,
@@ -343,14 +373,16 @@ __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<O
     TakePacks(pack, args, view, first, stride);
     if (!has_row) row = make_row();
     has_row = true;
+    WithTermsOf(op, row, [&](const auto& terms) {
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      const int index = first + u * stride;
-      if (index >= end || !view.Has(index)) continue;
-      typename Op::C result[Pack<typename Op::Storage>::kSize];
-      FinishPacks(op, view, pack[u], row, index, result);
-      StoreResults(args, view, index, result);
-    }
+      for (int u = 0; u < kCount; ++u) {
+        const int index = first + u * stride;
+        if (index >= end || !view.Has(index)) continue;
+        typename Op::C result[Pack<typename Op::Storage>::kSize];
+        FinishPacks(op, terms, view, pack[u], row, index, result);
+        StoreResults(args, view, index, result);
+      }
+    });
   }
 }
 

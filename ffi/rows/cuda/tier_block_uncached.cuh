@@ -101,7 +101,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
           const int index = first + u * blockDim.x;
           if (!view.Has(index)) continue;
           C result[Pack<T>::kSize];
-          FinishPacks(op, view, pack[u], constants, index, result);
+          FinishPacks(op, SingleTerms(), view, pack[u], constants, index, result);
           StoreResults(args, view, index, result);
         }
       }

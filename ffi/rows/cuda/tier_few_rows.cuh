@@ -57,9 +57,11 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   }
   const C reference = found.Reference(found.max);
   C term[kPacks][Pack<T>::kSize];
-  for_packs([&](int i) {
-    AddPacks(op, pack[i], reference, term[i], found.sum);
-    ForgetPacks<Op>(pack[i]);
+  WithTerms(op, reference, !MakesAllSums(op), [&](const auto& terms) {
+    for_packs([&](int i) {
+      AddPacks(op, terms, pack[i], reference, term[i], found.sum);
+      ForgetPacks<Op>(pack[i]);
+    });
   });
   const GivenRow<Op> given = args.GivenOf(op, row, label);
   AllReduceSums(op, block, found);
@@ -74,16 +76,18 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   if constexpr (Op::kStores > 0) {
     if (thread == 0 && ClusterRank() == 0) args.StoreScalars(row, constants.scalars);
   }
-  for_packs([&](int i) {
-    const int index = thread + i * threads;
-    if (!view.Has(index)) return;
-    C result[Pack<T>::kSize];
-    if constexpr (kKeepsShareTerms<Op>) {
-      FinishTerms(op, term[i], constants, result);
-    } else {
-      FinishPacks(op, view, pack[i], constants, index, result);
-    }
-    StoreResults(args, view, index, result);
+  WithTermsOf(op, constants, [&](const auto& terms) {
+    for_packs([&](int i) {
+      const int index = thread + i * threads;
+      if (!view.Has(index)) return;
+      C result[Pack<T>::kSize];
+      if constexpr (kKeepsShareTerms<Op>) {
+        FinishTerms(op, term[i], constants, result);
+      } else {
+        FinishPacks(op, terms, view, pack[i], constants, index, result);
+      }
+      StoreResults(args, view, index, result);
+    });
   });
 }
 

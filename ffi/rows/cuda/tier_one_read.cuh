@@ -11,7 +11,7 @@
 // Digits: a loss is log S, S = sum exp(x - max). If S is nearly 1, S - 1 must be summed without the
 // term of the maximum. The packs that a warp reads at once and that hold the maximum then have a
 // sum below 2 too. So a warp re-reads packs with such a sum immediately, and counts their maxima
-// separately. Capped logits take longer to compute than to test: their maxima are always counted.
+// separately.
 // Requires: at most kMostReadLeaves leaves in a window that begins at a cache line; blockDim.x is a
 // multiple of 32; one cluster per row, if there are clusters.
 #pragma once
@@ -22,16 +22,6 @@
 #include "rows/long_row_rules.h"
 
 namespace jaxkernels {
-
-// Whether an operation needs more of a leaf than its first sum and the count of maxima.
-template <typename Op>
-__device__ bool MakesAllSums(const Op& op) {
-  if constexpr (Op::kTakesLabel) {
-    return op.all_sums;
-  } else {
-    return Op::kSums > 1;
-  }
-}
 
 // Computes the statistics of a leaf with a warp; valid in all lanes.
 template <typename Op>
@@ -54,27 +44,33 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
     }
     of_turn.max = AllReduce<MaxReduction<C>>(warp, ScaledMax(op, of_turn.max));
     const C reference = of_turn.Reference(of_turn.max);
-    const auto add_packs = [&](const Op& with, C(&sum)[Op::kSums], bool counts_max) {
+    const auto add_packs = [&](const Op& with, const auto& terms, C(&sum)[Op::kSums],
+                               bool counts_max) {
 #pragma unroll
       for (auto& one : pack) {
         C term[Pack<typename Op::Storage>::kSize];
-        AddPacks(with, one, reference, term, sum, counts_max);
+        AddPacks(with, terms, one, reference, term, sum, counts_max);
         ForgetPacks<Op>(one);
       }
     };
-    add_packs(op, of_turn.sum, Op::kCaps);
-    if (MakesAllSums(op) || Op::kCaps) {
+    // CappedTerms of -inf are exp(-range - max): here they do not change a sum of 2 or more.
+    bool may_share = !MakesAllSums(op);
+    if constexpr (kMayShareReciprocals<Op>) may_share &= of_turn.max + op.scale.range >= 28;
+    WithTerms<false>(op, of_turn.max, may_share,
+                     [&](const auto& terms) { add_packs(op, terms, of_turn.sum, false); });
+    if (MakesAllSums(op)) {
       AllReduceSums(op, warp, of_turn);
     } else {
       of_turn.sum[0] = AllReduce<SumReduction<C>>(warp, of_turn.sum[0]);
     }
-    if constexpr (Op::kTakesLabel && !Op::kCaps) {
+    if constexpr (Op::kTakesLabel) {
       if (Op::NeedsCount(of_turn)) {
         Op two = op;
         two.Want(false);
         auto counted = RowStatistics<Op>::Empty();
         TakePacks<Inputs::kOnPacks>(pack, args, view, first, kWarpSize);
-        add_packs(two, counted.sum, true);
+        WithTerms(two, of_turn.max, true,
+                  [&](const auto& terms) { add_packs(two, terms, counted.sum, true); });
         AllReduceSums(two, warp, counted);
         of_turn.sum[0] = counted.sum[0], of_turn.sum[1] = counted.sum[1];
       }

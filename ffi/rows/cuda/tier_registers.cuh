@@ -77,17 +77,21 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         const C own_max = ScaledMax(args.OpWith(scale[r]), found[r].max);
         found[r].max = Op::Reference(AllReduce<MaxReduction<C>>(group, own_max));
       }
+      const auto add_all = [&](const auto& terms) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (is_past(view[r], p)) continue;
-        if (Op::kKeepsTerm && view[r].IsBlind(p * lanes, lanes)) {
+        for (int p = 0; p < kPacks; ++p) {
+          if (is_past(view[r], p)) continue;
+          if (Op::kKeepsTerm && view[r].IsBlind(p * lanes, lanes)) {
 #pragma unroll
-          for (C& nothing : term[r][p]) nothing = 0;
-          continue;
+            for (C& nothing : term[r][p]) nothing = 0;
+            continue;
+          }
+          AddPacks(args.OpWith(scale[r]), terms, pack[r][p], found[r].max, term[r][p],
+                   found[r].sum);
+          ForgetPacks<Op>(pack[r][p]);
         }
-        AddPacks(args.OpWith(scale[r]), pack[r][p], found[r].max, term[r][p], found[r].sum);
-        ForgetPacks<Op>(pack[r][p]);
-      }
+      };
+      WithTerms(args.OpWith(scale[r]), found[r].max, !MakesAllSums(args.op), add_all);
       given[r] = args.GivenOf(args.OpWith(scale[r]), group_row + offset + r, label[r]);
     }
     // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must
@@ -104,18 +108,20 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         if (lane == 0) args.StoreScalars(group_row + offset + r, row.scalars);
       }
       if constexpr (Op::kStoresElements) {
+        WithTermsOf(args.OpWith(scale[r]), row, [&](const auto& terms) {
 #pragma unroll
-        for (int p = 0; p < kPacks; ++p) {
-          const int index = p * lanes + lane;
-          if (!view[r].Has(index)) continue;
-          C result[Pack<T>::kSize];
-          if constexpr (Op::kKeepsTerm) {
-            FinishTerms(args.OpWith(scale[r]), term[r][p], row, result);
-          } else {
-            FinishPacks(args.OpWith(scale[r]), view[r], pack[r][p], row, index, result);
+          for (int p = 0; p < kPacks; ++p) {
+            const int index = p * lanes + lane;
+            if (!view[r].Has(index)) continue;
+            C result[Pack<T>::kSize];
+            if constexpr (Op::kKeepsTerm) {
+              FinishTerms(args.OpWith(scale[r]), term[r][p], row, result);
+            } else {
+              FinishPacks(args.OpWith(scale[r]), terms, view[r], pack[r][p], row, index, result);
+            }
+            StoreResults(args, view[r], index, result);
           }
-          StoreResults(args, view[r], index, result);
-        }
+        });
       }
     }
   }

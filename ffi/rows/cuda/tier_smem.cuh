@@ -167,29 +167,32 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       if constexpr (Op::kTakesLabel) has_max = own_max == found.Reference(found.max);
     }
     const C reference = found.Reference(found.max);
-    for_held([&](int h, int p) {
-      if (view.IsBlind(p - lane, kWarpSize)) return;
-      AddPacks(op, held[h], reference, held_term[h], sum[h % kClasses], has_max);
-      ForgetPacks<Op>(held[h]);
-    });
-    const auto add_rest = [&](int p, C(&of_class)[Op::kSums]) {
-      if (view.IsBlind(p, 1)) return;
-      InputPacks<Op> pack;
-      C term[Pack<T>::kSize];
-      read(p, pack);
-      PlaceColumn(pack, view, p);
-      AddPacks(op, pack, reference, term, of_class, has_max);
-      if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
-    };
-    int next_rest = rest;
+    const auto add_all = [&](const auto& terms) {
+      for_held([&](int h, int p) {
+        if (view.IsBlind(p - lane, kWarpSize)) return;
+        AddPacks(op, terms, held[h], reference, held_term[h], sum[h % kClasses], has_max);
+        ForgetPacks<Op>(held[h]);
+      });
+      const auto add_rest = [&](int p, C(&of_class)[Op::kSums]) {
+        if (view.IsBlind(p, 1)) return;
+        InputPacks<Op> pack;
+        C term[Pack<T>::kSize];
+        read(p, pack);
+        PlaceColumn(pack, view, p);
+        AddPacks(op, terms, pack, reference, term, of_class, has_max);
+        if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
+      };
+      int next_rest = rest;
 #pragma unroll kTermTurns
-    for (; next_rest + (kClasses - 1) * threads < view.packs; next_rest += kClasses * threads) {
+      for (; next_rest + (kClasses - 1) * threads < view.packs; next_rest += kClasses * threads) {
 #pragma unroll
-      for (int c = 0; c < kClasses; ++c) {
-        add_rest(next_rest + c * threads, sum[(kHeld + c) % kClasses]);
+        for (int c = 0; c < kClasses; ++c) {
+          add_rest(next_rest + c * threads, sum[(kHeld + c) % kClasses]);
+        }
       }
-    }
-    if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
+      if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
+    };
+    WithTerms(op, reference, !MakesAllSums(op), add_all);
     const auto constants = [&] {
       if constexpr (kLed) {
         LeadRow(args, op, view, row, label, block, cluster, sum, found, led);
@@ -215,40 +218,43 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       }
       StoreResults(args, view, p, result);
     };
-    if constexpr (Op::kStoresElements) {
-      for_held([&](int h, int p) {
-        if (!view.Has(p)) return;
-        C result[Pack<T>::kSize];
-        if (view.IsBlind(p - lane, kWarpSize)) {
-          if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
-        } else if constexpr (kKeep) {
-          FinishTerms(op, held_term[h], constants, result);
-        } else {
-          FinishPacks(op, view, held[h], constants, p, result);
-        }
-        store(p, result);
-      });
-    }
-#pragma unroll 2
-    for (int p = rest; p < slots; p += threads) {
+    const auto store_all = [&](const auto& terms) {
       if constexpr (Op::kStoresElements) {
-        if (p < view.packs) {
+        for_held([&](int h, int p) {
+          if (!view.Has(p)) return;
           C result[Pack<T>::kSize];
-          if (view.IsBlind(p, 1)) {
+          if (view.IsBlind(p - lane, kWarpSize)) {
             if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
           } else if constexpr (kKeep) {
-            FinishTerms(op, row_packs[p].element, constants, result);
+            FinishTerms(op, held_term[h], constants, result);
           } else {
-            InputPacks<Op> pack;
-            read(p, pack);
-            PlaceColumn(pack, view, p);
-            FinishPacks(op, view, pack, constants, p, result);
+            FinishPacks(op, terms, view, held[h], constants, p, result);
           }
           store(p, result);
-        }
+        });
       }
-      start_copy(next, p);
-    }
+#pragma unroll 2
+      for (int p = rest; p < slots; p += threads) {
+        if constexpr (Op::kStoresElements) {
+          if (p < view.packs) {
+            C result[Pack<T>::kSize];
+            if (view.IsBlind(p, 1)) {
+              if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+            } else if constexpr (kKeep) {
+              FinishTerms(op, row_packs[p].element, constants, result);
+            } else {
+              InputPacks<Op> pack;
+              read(p, pack);
+              PlaceColumn(pack, view, p);
+              FinishPacks(op, terms, view, pack, constants, p, result);
+            }
+            store(p, result);
+          }
+        }
+        start_copy(next, p);
+      }
+    };
+    WithTermsOf(op, constants, store_all);
     if constexpr (kLed) {
       // Overwrites the result that the same thread has stored there.
       if (led.labelled_thread == static_cast<int>(threadIdx.x))

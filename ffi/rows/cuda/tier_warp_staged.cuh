@@ -121,7 +121,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     } else {
       Finish(op, value, constants, result);
     }
-    if constexpr (Op::kTakesLabel) ReplaceOthers(constants, first, lanes, result);
+    if constexpr (Op::kTakesLabel) ReplaceOthers(constants.other, first, lanes, result);
     if constexpr (Op::kCaps) Unscale(op, value, result);
     auto* const to = chunk.Element(0, row * chunk.cols + first);
 #pragma unroll

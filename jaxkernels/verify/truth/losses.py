@@ -154,6 +154,9 @@ class Losses:
         if temperature is not None:
             wide = widen(temperature)
             logits, self.slope = (logits / wide).rounded(), self.slope / wide
+        if cap is not None and p.us != p.u:  # as the kernels' CappedTerms err
+            reach = np.abs(cap / (1 if temperature is None else widen(temperature)))
+            logits = logits.plus_error(np.where(reach <= 128, reach, 0) * 2.0**-20)
         self.is_given = cap is None and temperature is None
         self.logits = logits.where(~np.asarray(hidden) & np.isfinite(logits.value))
         self.rows = Rows(logits.where(~np.asarray(hidden), -np.inf), label, accumulators)
