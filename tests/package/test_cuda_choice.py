@@ -5,7 +5,7 @@ import shutil
 import subprocess
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run_python
 
 pytestmark = pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
 
@@ -80,11 +80,6 @@ def test_the_driver_tells_compute_capabilities(tmp_path):
     )
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    found = subprocess.run(
-        [shutil.which("python3") or "python", ROOT / "cmake" / "compute_capabilities.py"],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.split() == ["8.6", "9.0"]
+    program = ROOT / "cmake" / "compute_capabilities.py"
+    found, _ = run_python(program, LD_LIBRARY_PATH=str(tmp_path))
+    assert found.split() == ["8.6", "9.0"]

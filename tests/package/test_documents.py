@@ -1,8 +1,6 @@
 """README and the documents: every Python block runs unchanged, and statements about the package and others hold."""
 
 import re
-import subprocess
-import sys
 import tomllib
 
 import jax
@@ -10,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from programs import ROOT, SUPPORT, run_texts
+from programs import ROOT, SUPPORT, run_python, run_texts
 
 import jaxkernels as jk
 
@@ -24,7 +22,6 @@ LANGUAGES = {"python", "bash", "sh", "cpp", "math", ""}
 
 
 def blocks(path, language):
-    """The blocks of a language in a document."""
     found = re.findall(r"^```(.*?)\n(.*?)^```$", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert {name for name, _ in found} <= LANGUAGES, path
     return [text for name, text in found if name == language]
@@ -126,10 +123,8 @@ def test_words(text, found, tmp_path):
     """.ci/words, which the lint step runs over documents and public docstrings."""
     document = tmp_path / "page.md"
     document.write_text(text)
-    words = [sys.executable, str(ROOT / ".ci" / "words"), str(document)]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert answer.returncode == bool(found), answer.stderr
-    assert found in answer.stdout
+    said, _ = run_python(ROOT / ".ci" / "words", document, expect=bool(found))
+    assert found in said
 
 
 def test_what_the_guide_says_is_sent(tmp_path):

@@ -4,17 +4,14 @@ import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 import tomllib
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run_python
 
 import jaxkernels as jk
 
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-VERSION = PYPROJECT["project"]["version"]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 workflows = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
@@ -93,11 +90,8 @@ def test_what_was_compiled_is_copied_wherever_it_lies(tmp_path):
         made = folder / "object.o"
         places = ["-isystem", folder / "include", f"-L{folder}", "-MD", "-MF", folder / "rule"]
         options = [*places, "-o", made, "-c", folder / "source.cc"]
-        subprocess.run(
-            [sys.executable, ROOT / ".ci" / "compile_once", compiler, *options],
-            env={**os.environ, "JK_COMPILED_ONCE": str(kept)},
-            check=True,
-        )
+        program = ROOT / ".ci" / "compile_once"
+        run_python(program, compiler, *options, JK_COMPILED_ONCE=str(kept))
         return made.read_bytes(), len(list(kept.iterdir()))
 
     first, count = compile_in("first", 1)
