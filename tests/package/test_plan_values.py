@@ -50,7 +50,6 @@ def test_equal_values_and_copies_are_equal(make):
 
 
 def changed(field):
-    """Another value of a field."""
     if isinstance(field, bool):
         return not field
     return f"{field}x" if isinstance(field, str) else field + (1 if field <= 0 else -1)
@@ -67,16 +66,9 @@ def test_no_field_is_left_out(make):
         other.__setstate__((*state[:index], changed(field), *state[index + 1 :]))
         assert other != value, index
         assert hash(other) != hash(value), index
-        assert other.__getstate__() != state, index
         assert other.__getstate__()[index] == changed(field)
-
-
-@values
-def test_a_pickle_of_other_fields_is_refused(make):
-    value = make()
-    empty = type(value).__new__(type(value))
     with pytest.raises(ValueError, match="another version of jaxkernels"):
-        empty.__setstate__(value.__getstate__()[:-1])
+        type(value).__new__(type(value)).__setstate__(state[:-1])
 
 
 @pytest.mark.smoke

@@ -39,7 +39,6 @@ CHOICES = {
 
 
 def members(hint):
-    """The parts of a union, those of unions in it included."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [part for item in typing.get_args(hint) for part in members(item)]
     return [hint]
