@@ -1,15 +1,13 @@
 """The examples work, and what they show."""
 
 import functools
-import importlib.util
 import json
 import math
 import shlex
-import sys
 
 import pytest
 from cases import ON_GPU
-from programs import ROOT, run_programs, run_python
+from programs import ROOT, module_of, run_programs, run_python
 
 import jaxkernels.flax
 
@@ -52,13 +50,9 @@ def test_example_runs(outcomes, path):
 
 
 def example(name):
-    """The example as a module; flax wants to find it among the modules that are loaded."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLES)  # some import one another
-        spec.loader.exec_module(module)
-    return module
+        return module_of(EXAMPLES / f"{name}.py")
 
 
 def test_digits_are_learned_by_our_kernels():

@@ -1,13 +1,11 @@
 """The performance pages and pictures are what docs/generate.py makes of the runs in docs/runs."""
 
-import importlib.util
 import re
 import shlex
-import sys
 from xml.etree import ElementTree
 
 import pytest
-from programs import ROOT
+from programs import ROOT, module_of
 
 from jaxkernels.bench import records
 from jaxkernels.bench.__main__ import SUITES as BENCHMARKS
@@ -18,11 +16,7 @@ PERFORMANCE = ROOT / "docs" / "performance"
 
 @pytest.fixture(scope="module")
 def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["generate"] = module  # for its dataclasses
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs" / "generate.py")
 
 
 def test_documents_are_those_of_the_runs(generate):

@@ -1,5 +1,6 @@
 """Running other programs from tests, with this interpreter and this repository's files."""
 
+import importlib.util
 import os
 import shlex
 import subprocess
@@ -12,6 +13,14 @@ SUPPORT = Path(__file__).resolve().parent
 ROOT = SUPPORT.parent.parent
 # As in the tests themselves (conftest.py). A program whose time is not compilation removes it.
 NOT_OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if jax.default_backend() == "cpu" else {}
+
+
+def module_of(path):
+    """The module of a file that belongs to no package; its dataclasses want to find it among the loaded ones."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_python(*arguments, expect=0, timeout=300, **environment):
