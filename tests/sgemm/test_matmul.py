@@ -308,26 +308,6 @@ def test_on_a_mesh_with_explicit_axes(name):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.smoke
-def test_transformations_of_einsum_and_tensordot(exact_products):
-    """Gradients and a tangent of both, mapped over the first dimension."""
-
-    def orders(module, a, b):
-        def loss(a, b):
-            y = module.einsum("ij,jk->ki", a, b), module.tensordot(a, b, 1)
-            return sum(jnp.sum(jnp.sin(x)) for x in y)
-
-        return *jax.grad(loss, (0, 1))(a, b), jax.jvp(loss, (a, b), (b.T, a.T))
-
-    a, b = operands(((5, 7, 20), (20, 7)))
-    got, want = (
-        jax.jit(jax.vmap(functools.partial(orders, module), (0, None)))(a, b)
-        for module in (jk, jnp)
-    )
-    assert "sgemm" in str(jax.make_jaxpr(functools.partial(orders, jk))(a[0], b))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), got, want)
-
-
 @pytest.mark.parametrize("algorithm", cases.RUNGS)
 def test_a_rung_changes_nothing_on_a_cpu(algorithm, cpu_devices):
     with jax.default_device(cpu_devices[0]):

@@ -7,6 +7,8 @@ no row, because it transforms functions: tests/sgemm/test_program.py applies the
 
 import dataclasses
 import functools
+import inspect
+import re
 from collections.abc import Callable
 
 import jax
@@ -28,6 +30,14 @@ KINDS = {
 }
 MOVING = ("normal", "positive", "share")
 ALL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def computing():
+    """The public functions by name, but those that plan, patch, export or set a default."""
+    others = "plan_|patch_|export_checks|default_algorithm"
+    names = [name for name in jk.__all__ if not re.match(others, name)]
+    found = {name: getattr(jk, name) for name in names if inspect.isfunction(getattr(jk, name))}
+    return found | {f"optax.{name}": getattr(jk.optax, name) for name in jk.optax.__all__}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,11 +222,7 @@ PRODUCT = {"dtypes": ("float32",), "tolerance": 1e-5}
 ROWS = {"operands": ("normal brc",)}
 
 FUNCTIONS = {
-    "softmax": Function(
-        jk.softmax,
-        jax.nn.softmax,
-        **ROWS,
-    ),
+    "softmax": Function(jk.softmax, jax.nn.softmax, **ROWS),
     "softmax-axes": Function(
         functools.partial(jk.softmax, axis=(0, 2)),
         functools.partial(jax.nn.softmax, axis=(0, 2)),
@@ -227,11 +233,7 @@ FUNCTIONS = {
         lambda x, seen: jax.nn.softmax(x, where=seen),
         ("normal brc", "seen 1rc"),
     ),
-    "log_softmax": Function(
-        jk.log_softmax,
-        jax.nn.log_softmax,
-        **ROWS,
-    ),
+    "log_softmax": Function(jk.log_softmax, jax.nn.log_softmax, **ROWS),
     "log_softmax-axis": Function(
         functools.partial(jk.log_softmax, axis=1),
         functools.partial(jax.nn.log_softmax, axis=1),
@@ -252,22 +254,14 @@ FUNCTIONS = {
         lambda x, seen: jax.nn.logsumexp(x, (0, 2), where=seen, keepdims=True),
         ("normal brc", "mask 1rc"),
     ),
-    "rms_norm": Function(
-        jk.rms_norm,
-        plain_rms_norm,
-        ("normal brc", "normal c"),
-    ),
+    "rms_norm": Function(jk.rms_norm, plain_rms_norm, ("normal brc", "normal c")),
     "rms_norm-alone": Function(jk.rms_norm, plain_rms_norm, **ROWS),
     "rms_norm-axis": Function(
         functools.partial(jk.rms_norm, axis=1, epsilon=0.5, scale_offset=1.0),
         lambda x, scale: plain_rms_norm(x, 1 + scale, 1, 0.5),
         ("normal brc", "normal r"),
     ),
-    "masked": Function(
-        masked,
-        plain_masked,
-        ("normal bhqk", "mask b1qk", "normal 1h1k"),
-    ),
+    "masked": Function(masked, plain_masked, ("normal bhqk", "mask b1qk", "normal 1h1k")),
     "masked-open": Function(
         functools.partial(jk.scaled_masked_softmax, scale=0.6),
         lambda x, mask, bias: plain_masked(x, mask, bias, is_causal=False),
@@ -391,17 +385,24 @@ FUNCTIONS = {
         **LOSS,
         closed="dc",
     ),
-    "matmul": Function(
-        jk.matmul,
-        jnp.matmul,
-        ("normal md", "normal dn"),
-        **PRODUCT,
-    ),
+    "matmul": Function(jk.matmul, jnp.matmul, ("normal md", "normal dn"), **PRODUCT),
     "matmul-batched": Function(jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT),
     "dot_general": Function(
         functools.partial(jk.dot_general, dimension_numbers=NUMBERS),
         lambda a, b: jax.lax.dot_general(a, b, NUMBERS),
         ("normal dn", "normal md"),
+        **PRODUCT,
+    ),
+    "einsum": Function(
+        functools.partial(jk.einsum, "bmd,dn->bnm"),
+        functools.partial(jnp.einsum, "bmd,dn->bnm"),
+        ("normal bmd", "normal dn"),
+        **PRODUCT,
+    ),
+    "tensordot": Function(
+        functools.partial(jk.tensordot, axes=1),
+        functools.partial(jnp.tensordot, axes=1),
+        ("normal bmd", "normal dn"),
         **PRODUCT,
     ),
     "sgemm": Function(
