@@ -13,11 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxkernels as jk
 
 PRODUCTS = ("jaxkernels_sgemm", "jaxkernels_cpu_product", "dot_general")
-NAMES = (
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "offload_dot_with_no_batch_dims",
-)
+NAMES = ("dots_saveable", "dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims")
 OTHERS = ("everything_saveable", "nothing_saveable")
 
 
@@ -76,23 +72,17 @@ def scanned(product):
     return layers
 
 
-def rearranged(dot_general):
-    """Several contracted and free dimensions, and others in front."""
-    numbers = (((1, 3), (0, 1)), ((), ()))
-    return sine_of(functools.partial(dot_general, dimension_numbers=numbers))
+def contracted(*numbers):
+    return lambda dot_general: sine_of(functools.partial(dot_general, dimension_numbers=numbers))
 
 
-def in_batches(dot_general):
-    numbers = (((2,), (1,)), ((0,), (0,)))
-    return sine_of(functools.partial(dot_general, dimension_numbers=numbers))
+def mapped(*axes):
+    return lambda product: jax.vmap(sine_of(product), axes)
 
 
-def mapped(product):
-    return jax.vmap(sine_of(product))
-
-
-def mapped_with_shared(product):
-    return jax.vmap(sine_of(product), (0, None))
+# Several contracted and free dimensions, and others in front.
+rearranged = contracted(((1, 3), (0, 1)), ((), ()))
+in_batches = contracted(((2,), (1,)), ((0,), (0,)))
 
 
 def array(*shape):
@@ -113,8 +103,8 @@ CASES = {
     "matmul-mixed": (sine_of, MATMULS, (array(2, 1, 3, 4), array(2, 6, 4, 5))),
     "dot-general": (rearranged, DOTS, (array(2, 3, 5, 4), array(3, 4, 6))),
     "dot-general-batch": (in_batches, DOTS, (array(2, 3, 4), array(2, 4, 5))),
-    "vmap-shared": (mapped_with_shared, MATMULS, (array(6, 3, 4), array(4, 5))),
-    "vmap": (mapped, MATMULS, (array(6, 3, 4), array(6, 4, 5))),
+    "vmap-shared": (mapped(0, None), MATMULS, (array(6, 3, 4), array(4, 5))),
+    "vmap": (mapped(0, 0), MATMULS, (array(6, 3, 4), array(6, 4, 5))),
     "scan": (scanned, MATMULS, (array(3, 4), array(6, 4, 4))),
     "sgemm": (
         sine_of,

@@ -28,16 +28,12 @@ def test_a_block_decides_and_ends():
         with jk.default_algorithm(None):
             assert rungs_of(jk.matmul, A, B) == ["auto"]
         assert rungs_of(lambda a, b: jk.matmul(a, b, algorithm="naive"), A, B) == ["naive"]
+        of_gradient = rungs_of(jax.grad(lambda a: jk.matmul(a, B).sum()), A)
+        assert set(of_gradient) == {"warp_tile"}
     assert rungs_of(jk.matmul, A, B) == ["auto"]
     with pytest.raises(RuntimeError, match="out"), jk.default_algorithm("naive"):
         raise RuntimeError("out")
     assert rungs_of(jk.matmul, A, B) == ["auto"]
-
-
-def test_derivatives_keep_what_was_traced():
-    with jk.default_algorithm("warp_tile"):
-        found = rungs_of(jax.grad(lambda a: jk.matmul(a, B).sum()), A)
-    assert set(found) == {"warp_tile"}
 
 
 def test_plans_follow():
@@ -45,10 +41,9 @@ def test_plans_follow():
         return [jk.plan_sgemm(n, n, n, device="h200").algorithm for n in (128, 4096)]
 
     assert planned() == ["pipelined", "tensor"]
-    with jk.default_algorithm("pipelined"):
-        assert planned() == ["pipelined", "pipelined"]
-    with jk.default_algorithm("tensor"):
-        assert planned() == ["tensor", "tensor"]
+    for rung in ("pipelined", "tensor"):
+        with jk.default_algorithm(rung):
+            assert planned() == [rung, rung]
 
 
 def test_a_jitted_function_is_traced_anew():

@@ -186,10 +186,7 @@ LEFT = {
         lambda x, w: XLAS(x, w, preferred_element_type=jnp.bfloat16),
         "preferred_element_type=bfloat16",
     ),
-    "preset": (
-        lambda x, w: XLAS(x, w, precision="BF16_BF16_F32_X3"),
-        "precision=BF16_BF16_F32_X3",
-    ),
+    "preset": (lambda x, w: XLAS(x, w, precision="BF16_BF16_F32_X3"), "precision=BF16_BF16_F32_X3"),
     "conv": (conv, "no kernel; XLA computes it at Precision.HIGHEST"),
     "ragged": (ragged, "no kernel; XLA computes it at Precision.HIGHEST"),
     "pallas": (kernel, "a kernel or custom call, whose products are not visible"),

@@ -16,11 +16,6 @@ def plan_of(m, n, k, device="h200", **options):
     return jk.plan_sgemm(m, n, k, algorithm="tensor", device=device, **options)
 
 
-def assume_room(m, n, k, batch):
-    """Assume that the operands of all members, once more, are well within the bound of scratch, 4 GiB."""
-    hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**32)
-
-
 def plan_of_shapes(a, b, rung="tensor", gpu=None, **options):
     gpu = gpu or limits()
     return registry.cpu_module.plan_sgemm(a, b, False, False, gpu, rung, **options)
@@ -29,7 +24,8 @@ def plan_of_shapes(a, b, rung="tensor", gpu=None, **options):
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 9), **flags)
 def test_the_plan_covers_the_problem(m, n, k, batch, trans_a, trans_b):
-    assume_room(m, n, k, batch)
+    # The operands of all members, once more, are well within the bound of scratch, 4 GiB.
+    hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**32)
     plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
     if k < 32:
         assert plan.algorithm == "pipelined"

@@ -59,18 +59,14 @@ def sweep_products():
         problems.append((a, b, None, {}))
         gemm_cases.check_all(problems, algorithm)
         count += len(problems)
-    # Repairs of values that pairs of float16 cannot hold: of elements, tiles, the whole product.
+    # Repairs of values that pairs of float16 cannot hold: of elements, tiles, the whole product; also where k is split.
     problems = []
-    for n in (200, 201, 202):
-        a, b = tensor_families.operands("spread_permutation", 300, n, n)
+    repaired = [("spread_permutation", 300, n, n) for n in (200, 201, 202)]
+    repaired += [("wide", 130, 140, k) for k in (2000, 2051)]
+    for family, m, n, k in repaired:
+        a, b = tensor_families.operands(family, m, n, k)
         a[3, 5] = float("nan")
-        c = gemm_cases.operand("normal", (300, n))
-        problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
-    # The same where k is split.
-    for k in (2000, 2051):
-        a, b = tensor_families.operands("wide", 130, 140, k)
-        a[3, 5] = float("nan")
-        c = gemm_cases.operand("normal", (130, 140))
+        c = gemm_cases.operand("normal", (m, n))
         problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
     many = tensor_families.operands("spread_permutation", 1700, 1400, 1400)
     problems.append((*many, None, {}))  # FFMA recomputes all 154 tiles
@@ -83,7 +79,6 @@ def sweep_products():
 
 
 def sweep_thin():
-    """All forms of the rung `thin`."""
     count = 0
     for shapes in gemm_cases.EDGES_OF_THIN.values():
         problems = gemm_cases.edge_products(shapes)
@@ -190,12 +185,9 @@ PARTS = ("products", "thin", "attention", "rows", "losses")
 OF_DTYPES = ("rows", "losses")
 
 
-# By far more than any part takes. Whatever hangs then shows where.
-MOST_SECONDS = 400
-
-
 def main(backend, dtypes, parts, as_arguments):
-    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+    # By far more seconds than any part takes. Whatever hangs then shows where.
+    faulthandler.dump_traceback_later(400, exit=True)
     assert jax.default_backend() == backend
     if not as_arguments:
         cases.all_operations = with_constants(cases.all_operations)
