@@ -11,8 +11,6 @@ import jaxkernels as jk
 
 PEER = jax.nn.dot_product_attention
 
-# ---- sizes of 0 ----
-
 SIZES = {
     "depth": [(2, 3, 2, 0), (2, 5, 2, 0)],
     "depth-of-groups": [(2, 3, 4, 0), (2, 5, 2, 0)],
@@ -76,8 +74,6 @@ def test_no_heads_at_all():
     none = jnp.ones((1, 2, 0, 4))
     assert jk.dot_product_attention(none, none, none).shape == none.shape
 
-
-# ---- what is not an array, and dtypes without kernels ----
 
 WHOLE = np.arange(-6, 6).reshape(1, 3, 2, 2)
 OPERANDS = {
@@ -145,9 +141,6 @@ def test_lists_can_hold_traced_numbers():
 
     x = jnp.asarray(q)
     np.testing.assert_array_equal(jax.jit(of_list)(x), jk.dot_product_attention(x, x, x))
-
-
-# ---- masks and biases of lower rank ----
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])

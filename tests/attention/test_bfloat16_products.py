@@ -14,11 +14,9 @@ import jaxkernels as jk
 import jaxkernels.flax
 from jaxkernels._attention import bfloat16_products
 
-EINSUM = {
-    "W": "...qhd,...khd->...hqk",
-    "X": "...hqk,...khd->...qhd",
-    "Y": "...hqk,...qhd->...khd",
-}
+# On a GPU XLA rounds each term of such small products to bfloat16.
+pytestmark = pytest.mark.usefixtures("on_a_cpu")
+EINSUM = {"W": "...qhd,...khd->...hqk", "X": "...hqk,...khd->...qhd", "Y": "...hqk,...qhd->...khd"}
 # Batch, heads, queries, keys, depth.
 B, H, Q, K, D = 2, 3, 5, 7, 4
 SHAPES = {"W": (B, H, Q, K), "X": (B, Q, H, D), "Y": (B, K, H, D)}
@@ -36,25 +34,14 @@ def truth(lacking, *given):
     return np.einsum(EINSUM[lacking], *(np.asarray(x, np.float64) for x in given))
 
 
-@pytest.fixture(autouse=True)
-def numbers_of_a_cpu():
-    """The products run there. On a GPU XLA rounds each term of such small ones to bfloat16."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        yield
-
-
 @pytest.fixture
 def on_cpu(monkeypatch):
     """As on a CPU, whatever device the tests have."""
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
 
 
-def times(lacking, dtype="float32"):
-    return functools.partial(_product, lacking, dtype)
-
-
-def _product(lacking, dtype, left, right):
-    return bfloat16_products.product(lacking, left, right, dtype)
+def times(lacking):
+    return functools.partial(bfloat16_products.product, lacking, dtype="float32")
 
 
 @pytest.mark.parametrize("lacking", LACKING)
