@@ -100,7 +100,6 @@ def test_a_tier_that_a_cpu_does_not_have(name):
 
 @pytest.mark.skipif(cases.ON_GPU, reason="there is the rung")
 def test_a_rung_that_a_cpu_does_not_have():
-    assert np.array_equal(jk.matmul(X, X.T, algorithm="naive"), jk.matmul(X, X.T))
     for asked in ({"algorithm": "naive"}, {}):
         with pytest.raises(
             NotImplementedError, match="no kernel of jaxkernels_sgemm for platform 'cpu'"

@@ -72,14 +72,7 @@ def test_the_same_arguments_are_taken_as_static_ones():
     assert jk.softmax(X, axis=jnp.array(0)).shape == X.shape  # an array with a value
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda s: CALLS["cross_entropy"](logit_soft_cap=s),
-        lambda s: CALLS["attention"](scale=s),
-        lambda s: CALLS["flax"](scale=s),
-    ],
-)
-def test_factors_may_be_traced(call):
-    """As may those that are operands in the table of functions."""
-    jax.eval_shape(jax.grad(lambda s: call(s).sum()), 2.0)
+@pytest.mark.parametrize("name", ["attention", "flax"])
+def test_scales_may_be_traced(name):
+    """As may the factors that are operands in the table of functions."""
+    jax.eval_shape(jax.grad(lambda s: CALLS[name](scale=s).sum()), 2.0)

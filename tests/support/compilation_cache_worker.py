@@ -67,9 +67,8 @@ def main(devices, folder, results, order=""):
     for name, (function, operands, specs) in reversed(todo) if order == "reversed" else todo:
         placed = jax.device_put(operands, [NamedSharding(mesh, spec) for spec in specs])
 
-        def program(
-            *operands, function=function
-        ):  # one name, so that entries differ by what they do
+        # One name, so that entries differ by what they do.
+        def program(*operands, function=function):
             return function(*operands)
 
         counts.clear()

@@ -26,11 +26,8 @@ def main(rows):
     resource.setrlimit(resource.RLIMIT_AS, (address_space() + x.nbytes + SLACK, unlimited[1]))
     try:
         call(x).block_until_ready()
-    except (
-        ValueError,
-        jax.errors.JaxRuntimeError,
-    ) as error:  # which, depends on JAX's way of starting it
-        print(error)
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        print(error)  # which of them, depends on JAX's way of starting it
     resource.setrlimit(resource.RLIMIT_AS, unlimited)
     assert float(call(x)[0, 0]) == 2.0**-24
     print("right again")
