@@ -6,6 +6,7 @@ import inspect
 import jax
 import numpy as np
 from primitives import every_primitive
+from public_functions import computing
 
 import jaxkernels as jk
 from jaxkernels._attention import cudnn
@@ -24,12 +25,7 @@ def test_the_checks_name_every_target():
 
 def test_docstrings_name_the_checks():
     """The docstring of each function that lowers to a custom call names `export_checks()`."""
-    others = {"default_algorithm", "export_checks", "patch_jax_nn", "patch_optax"}
-    functions = [getattr(jk, name) for name in jk.__all__ if name not in others]
-    functions = [
-        f for f in functions if inspect.isfunction(f) and not f.__name__.startswith("plan")
-    ]
-    functions += [jk.flax.dot_product_attention, *(getattr(jk.optax, x) for x in jk.optax.__all__)]
+    functions = [jk.flax.dot_product_attention, *computing().values()]
     assert len(functions) > 15
     assert [f.__name__ for f in functions if "export_checks()" not in inspect.getdoc(f)] == []
 

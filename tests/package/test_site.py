@@ -1,12 +1,11 @@
 """The documentation site, without mkdocs: what its pages have to have, and what its hooks make of them."""
 
-import importlib.util
-import inspect
 import re
 import types
 
 import pytest
-from programs import ROOT, run_python
+from programs import ROOT, module_of, run_python
+from public_functions import computing
 
 import jaxkernels as jk
 import jaxkernels.optax
@@ -39,16 +38,10 @@ def test_every_public_name_has_its_place_in_the_reference():
 
 
 def test_what_runs_where_has_every_function():
-    """But those that plan, patch, export or set a default."""
     text = (ROOT / "docs" / "what_runs_where.md").read_text()
     rows = text[text.index("| function |") :].partition("\n\n")[0].splitlines()[2:]
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
-    functions = {name for name in jk.__all__ if inspect.isfunction(getattr(jk, name))}
-    computing = {
-        n for n in functions if not re.match("plan_|patch_|export_checks|default_algorithm", n)
-    }
-    losses = {f"optax.{name}" for name in jaxkernels.optax.__all__}
-    assert named == computing | losses | {"flax.dot_product_attention"}
+    assert named == {*computing(), "flax.dot_product_attention"}
 
 
 def table(text, title):
@@ -77,13 +70,16 @@ def test_the_reference_has_the_options_of_the_command_lines(capsys):
 @pytest.fixture(scope="module")
 def hooks():
     """The module of the site's hooks, which does not import mkdocs."""
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "site" / "hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(ROOT / "docs" / "site" / "hooks.py")
 
 
 REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
+
+
+def markdown(hooks, name, text):
+    """The text of a page as the hooks leave it."""
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri=name))
+    return hooks.on_page_markdown(text, page=page, config={"extra": {"repository": REPOSITORY}})
 
 
 @pytest.mark.parametrize(
@@ -102,19 +98,13 @@ REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
 )
 def test_links_of_the_site(hooks, target, wanted):
     """Links of a page in docs/how lead to another page of the site, or to the repository."""
-    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="how/map.md"))
-    config = {"extra": {"repository": REPOSITORY}}
-    found = hooks.on_page_markdown(f"[a]({target})", page=page, config=config)
-    assert found == f"[a]({wanted})"
+    assert markdown(hooks, "how/map.md", f"[a]({target})") == f"[a]({wanted})"
 
 
 def test_lists_within_lists(hooks):
     """Lists are indented by four columns; fenced blocks keep their indentation."""
-    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="faq.md"))
-    config = {"extra": {"repository": REPOSITORY}}
     text = "- a\n  - b\n\n```\nif x:\n  y\n```\n"
-    found = hooks.on_page_markdown(text, page=page, config=config)
-    assert found == text.replace("  - b", "    - b")
+    assert markdown(hooks, "faq.md", text) == text.replace("  - b", "    - b")
 
 
 def test_code_in_tables_may_be_broken(hooks):
