@@ -68,7 +68,6 @@ def test_dtypes(dtype, empty_rows):
 
 
 def gradients(function, operands, do, **options):
-    """Cotangents of q, k, v and the bias."""
     bias = options.pop("bias")
 
     @jax.jit

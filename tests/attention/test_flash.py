@@ -42,7 +42,6 @@ def pulled(q, k, v, dy, **options):
 
 
 def held(got, operands, dy, dtype, what, **options):
-    """Asserts that a result and cotangents lie within their bounds."""
     truth = flash_cases.truth(operands, dtype, **options)
     check(got[0], truth.result(), f"{what}: y")
     want = truth.gradients(dy)

@@ -166,7 +166,6 @@ def test_runs_inside_a_command_buffer(gpu, tmp_path):
 
 
 def test_reading_of_the_dump():
-    """The reader tells a captured custom call from one that is not."""
     inside = "000: kCommandBuffer\n  000: kCustomCall a\n  001: kKernel b\n"
     text = f"{inside}001: kCustomCall c\n"
     assert thunks(text) == [

@@ -32,7 +32,6 @@ SIZES = {
 
 
 def operands(sizes, dtype="float32", seed=0):
-    """Queries, keys and values of standard normal numbers."""
     rng = np.random.default_rng([seed, *dataclasses.astuple(sizes)])
     s = sizes
     shapes = (s.B, s.T, s.N, s.H), (s.B, s.S, s.K, s.H), (s.B, s.S, s.K, s.H)
@@ -84,7 +83,6 @@ def arguments(sizes, seed=0):
 
 
 def check(got, want_and_bound, what=""):
-    """Asserts that a result lies within its bound."""
     want, bound = want_and_bound
     assert np.shape(got) == want.shape, f"{what}: {np.shape(got)}, not {want.shape}"
     ratio, text = largest_ratio(got, want, bound)

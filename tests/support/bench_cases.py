@@ -21,7 +21,6 @@ def measured(case, seconds, extra=None, refused=None):
 
 
 def run_of(cases, platform="gpu", device="NVIDIA H200"):
-    """A run of measured cases."""
     environment = {"platform": platform, "device": device, "jax": "0", "date": "now"}
     found = tuple(r for m in cases for r in m.records.values())
     return records.Run("made up", environment | {"command": "c"}, {}, found)

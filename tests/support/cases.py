@@ -49,7 +49,6 @@ def x64(dtype):
 
 
 def limits(device="h200", **changes):
-    """The limits of a device, some of them changed."""
     found = _cpu.named_devices()[device]
     fields = {name: getattr(found, name) for name in dir(found) if not name.startswith("_")}
     return jk.DeviceLimits(**{**fields, **changes})
@@ -123,7 +122,6 @@ def check_all(pairs, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
 
 
 def check_results(x, t, result, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
-    """Holds one of the results of `all_operations` against the truth."""
     operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
     for operation in operations:
         lanes = accumulators(operation, x.shape, dtype, tier)

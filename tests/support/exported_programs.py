@@ -19,7 +19,6 @@ from jaxkernels._core import registry
 from jaxkernels.verify.truth.attention import Truth
 
 FOLDER = Path(__file__).resolve().parent.parent / "package" / "exported"
-PLATFORMS = ("cpu", "cuda")
 
 
 def results(module, attention, loss, x, bias):
@@ -37,7 +36,6 @@ def results(module, attention, loss, x, bias):
 
 
 def rows(x, mask, bias, labels):
-    """Whole rows."""
     loss = lambda x: jk.cross_entropy(x, labels, reduction="mean", label_smoothing=0.1)  # noqa: E731
     attention = lambda x: jk.scaled_masked_softmax(x, mask, bias, scale=0.5, causal=True)  # noqa: E731
     return results(jk, attention, loss, x, bias)
@@ -112,7 +110,7 @@ def main():
         raise SystemExit("jaxkernels was built without CUDA")
     jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine
     for name, program in PROGRAMS.items():
-        platforms = ("cuda",) if name == "attention" else PLATFORMS
+        platforms = ("cuda",) if name == "attention" else ("cpu", "cuda")
         exported = jax.export.export(
             jax.jit(program), platforms=platforms, disabled_checks=jk.export_checks()
         )(*operands()[name])

@@ -148,7 +148,6 @@ def within_lengths(batch, t, options):
 
 
 def check_pulled(results, operands, dy, name, **options):
-    """Holds the results of `pulled` against the truth."""
     y, sums, (*found, last) = results
     expected = truth(operands, "float32", **options)
     check(y, expected.result(), name)

@@ -91,7 +91,6 @@ def bounded(a, b, c=None, alpha=1.0, beta=0.0):
 
 
 def check(got, a, b, c=None, alpha=1.0, beta=0.0, what=""):
-    """Asserts that a result lies within its bound."""
     got = np.asarray(got)
     want_shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     assert got.dtype == np.float32

@@ -45,7 +45,6 @@ def wrapped(options, *arrays):
 
 
 def products(options):
-    """The two forms under test."""
     return {
         "primitive": functools.partial(primitive.multiply, options=options),
         "partitioned": functools.partial(wrapped, options),

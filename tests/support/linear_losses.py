@@ -55,7 +55,6 @@ class Layer:
 
     @functools.cached_property
     def losses(self):
-        """The loss of each row."""
         x, w = widen(self.x), widen(self.w)
         b = np.zeros(w.shape[1], x.dtype) if self.bias is None else widen(self.bias).astype(x.dtype)
         own = PRECISION[self.x.dtype.name]

@@ -17,7 +17,6 @@ def weights(scores, mask=None, bias=None, *, dtype=None, causal=False):
 
 
 def of_length(cols, **options):
-    """A case of float32 rows with a mask and a bias."""
     rows = 3 if cols > 4096 else 17
     shape = (2, rows, cols)
     return masked_cases.case(shape, "float32", mask=shape, bias=(1, rows, cols), **options)
@@ -33,7 +32,6 @@ def results_of(scores, mask, bias, *, dtype, causal):
 
 
 def check(cols, dtype, causal):
-    """The results of rows of one length."""
     c = of_length(cols)
     for wide, got in results_of(c.scores, c.mask, c.bias, dtype=dtype, causal=causal):
         assert_rounded(got, wide, dtype)

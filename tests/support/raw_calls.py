@@ -139,7 +139,6 @@ def change_attributes(attributes: dict, rng: np.random.Generator) -> None:
 
 
 def make_mistake(call: Call, rng: np.random.Generator) -> None:
-    """Changes an attribute, a buffer, or the number of buffers."""
     kind = int(rng.integers(0, 6))
     if kind > 3:
         change_attributes(call.attributes, rng)

@@ -14,7 +14,6 @@ from jaxkernels.verify.truth.losses import MEASURES, Losses
 
 
 def assert_within(got, want, limit, what):
-    """Every element lies within its bound."""
     ratio, text = oracle.largest_ratio(got, want, limit)
     assert ratio <= 1, f"{what} {text}"
 

@@ -12,10 +12,7 @@ from jax.sharding import PartitionSpec as P
 from public_functions import FUNCTIONS
 
 SIZES = {"b": 8, "r": 16, "c": 24, "h": 4, "q": 16, "k": 24, "d": 24, "m": 16, "n": 32}
-ROWS = (
-    *({"b": "data"}, {"b": "data", "r": "model"}),
-    *({"b": ("data", "model")}, {"r": "model"}),
-)
+ROWS = ({"b": "data"}, {"b": "data", "r": "model"}, {"b": ("data", "model")}, {"r": "model"})
 COLUMNS = ({"c": "model"}, {"c": "data"}, {"b": "data", "c": "model"})
 HEADS = ({"b": "data"}, {"b": "data", "h": "model"}, {"b": ("data", "model")})
 KEYS = ({"b": "data", "k": "model"}, {"k": "data"})

@@ -33,7 +33,6 @@ def lanes_of(x, cols):
 
 
 def check(result, x, t, scalars, dtype):
-    """Holds all kernels against the truth."""
     lanes = lanes_of(x, x.shape[-1])
     operands = cases.operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"], scalars)
     for operation in oracle.OPERATIONS:

@@ -52,7 +52,6 @@ def gradient(f):
 
 
 def alone(transform, f, *xs):
-    """The transformation with respect to each operand by itself."""
 
     def at(i):
         return lambda x: f(*xs[:i], x, *xs[i + 1 :])
