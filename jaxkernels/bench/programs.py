@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkernels.bench.suite import Arguments, Function
+from jaxkernels.bench.suite import Arguments, Function, compiled
 from jaxkernels.bench.timing import last_level_cache_bytes
 
 # The scale of a head of depth 64.
@@ -112,21 +112,16 @@ def of_torch(prepare: Callable[..., Callable[[], Any]]) -> Function:
     return call
 
 
-def _compiled(function: Any, arguments: Arguments) -> Any:
-    """The compiled program of a jitted function, or of a program that is compiled already."""
-    return function.lower(*arguments).compile() if hasattr(function, "lower") else function
-
-
 def compiled_text(function: Any, arguments: Arguments) -> str:
     """The compiled program of a contender, as text."""
-    if (text := _compiled(function, arguments).as_text()) is None:
+    if (text := compiled(function, arguments).as_text()) is None:
         raise NotImplementedError("this backend does not show the compiled program")
     return text
 
 
 def temp_bytes(function: Any, arguments: Arguments) -> int:
     """The memory of a contender's program, in bytes, beyond arguments and results."""
-    if (analysis := _compiled(function, arguments).memory_analysis()) is None:
+    if (analysis := compiled(function, arguments).memory_analysis()) is None:
         raise NotImplementedError("this backend does not tell the memory of a program")
     return int(analysis.temp_size_in_bytes)
 

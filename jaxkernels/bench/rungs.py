@@ -147,9 +147,7 @@ def _views(run: Run) -> list[t.View]:
         "few_lines": f"at most {FEW_LINES} rows or columns",
     }
 
-    def order(m: Measured) -> float:
-        return -(regret(m) or 0)
-
+    order = lambda m: -(regret(m) or 0)  # noqa: E731
     return [
         t.View(f"products of {text}", columns, (group,), notes=notes, order=order)
         for group, text in titles.items()

@@ -222,10 +222,6 @@ def program(case: Case, name: str) -> Program:
     )
 
 
-def _of_xla(m: Measured) -> float | None:
-    return m.ratio("xla", AUTO)
-
-
 def _views(run: Run) -> list[t.View]:
     """A table for each group, with a line for each contender of each product, XLA last."""
     unit, text = t.rates(run.platform, "FLOP")
@@ -245,8 +241,9 @@ def _views(run: Run) -> list[t.View]:
         said = ["on a CPU both are XLA's own product"] if run.platform == "cpu" else []
         planned = [m for m in members if AUTO in m.records]
         if planned:
-            of_xla = t.Sweep(f"auto over {peer}", _of_xla, lambda m: products.size(m.case))
-            rungs = [m.extra(AUTO, "rung") for m in planned if _of_xla(m)]
+            ratio, label = lambda m: m.ratio("xla", AUTO), lambda m: products.size(m.case)
+            of_xla = t.Sweep(f"auto over {peer}", ratio, label)
+            rungs = [m.extra(AUTO, "rung") for m in planned if ratio(m)]
             on_tensor = f", {rungs.count('tensor')} on tensor cores" if any(rungs) else ""
             said.insert(0, of_xla.summary(planned) + on_tensor)
         return said

@@ -82,8 +82,9 @@ def _each(
     return found, refused
 
 
-def _compiled(function: Any, arguments: Arguments) -> Function:
-    return function.lower(*arguments).compile()
+def compiled(function: Any, arguments: Arguments) -> Any:
+    """The compiled program of a jitted function; other functions do not change."""
+    return function.lower(*arguments).compile() if hasattr(function, "lower") else function
 
 
 def _record(
@@ -122,20 +123,13 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     drawn, undrawn = _each({inputs[key]: p.draw for key, p in programs.items()}, numbered)
     refused |= {key: undrawn[of] for key, of in inputs.items() if of in undrawn}
     arguments = {key: drawn[of] for key, of in inputs.items() if of in drawn}
-    functions: dict[Any, Any] = {
+    functions = {
         key: jax.jit(programs[key].function) if programs[key].jit else programs[key].function
         for key in arguments
     }
     if numbered:
-        compiled, without = _each(
-            {
-                key: partial(_compiled, f, arguments[key][0])
-                for key, f in functions.items()
-                if programs[key].jit
-            },
-            True,
-        )
-        functions = {k: compiled.get(k, f) for k, f in functions.items() if k not in without}
+        calls = {key: partial(compiled, f, arguments[key][0]) for key, f in functions.items()}
+        functions, without = _each(calls, True)
         refused |= without
     how = {"repeats": options.repeats, "min_sample_seconds": options.min_sample_ms / 1e3}
     timed, without = measure_together(functions, arguments, **how)
