@@ -64,9 +64,8 @@ class Source:
     @property
     def caption(self) -> str:
         """The run, above its tables."""
-        return (
-            f"{self.where}; `{self.run.environment['command']}` ([all numbers](run:{self.path}))."
-        )
+        command = self.run.environment["command"]
+        return f"{self.where}; `{command}` ([all numbers](run:{self.path}))."
 
 
 Runs = Mapping[str, Source]
@@ -544,24 +543,25 @@ def scores_picture(source: Source, cases: Cases) -> Picture:
     return "Scale, mask and softmax of attention scores", panels
 
 
+def _teraflops(m: Measured, name: str) -> float | None:
+    return m.rate(sgemm_products.flops(m.case) / 1e12, name)
+
+
 @section("squares", "sgemm", group="square")
 @section("other_products", "sgemm", group="other")
 @section("transposed", "sgemm", group="transposed")
 @section("families", "sgemm_peers", group="families")
 def of_products(source: Source, cases: Cases) -> str:
     """A line for each product."""
-
-    def rate(head: str, name: str) -> t.Column:
-        return t.Column(
-            f"{head} TFLOP/s", lambda m: m.rate(sgemm_products.flops(m.case) / 1e12, name), "{:.1f}"
-        )
-
     names = {"ours": "auto", "cuBLAS": "xla"}
     table = by_case(
         cases,
         t.Column("product", lambda m: sgemm_products.size(m.case)),
         t.Column("kernel", lambda m: str(m.extra("auto", "rung"))),
-        *(rate(*item) for item in names.items()),
+        *(
+            t.Column(f"{head} TFLOP/s", partial(_teraflops, name=name), "{:.1f}")
+            for head, name in names.items()
+        ),
         t.times_faster("times cuBLAS", "xla", "auto"),
         t.times_faster("`pipelined`, times cuBLAS", "xla", "pipelined"),
         *(
@@ -590,12 +590,7 @@ def products_drawn(source: Source, cases: Cases) -> str:
 def products_picture(source: Source, cases: Cases) -> Picture:
     """Rates of squares."""
     names = {"ours": "auto", "without tensor cores": "pipelined", "cuBLAS": "xla"}
-    found = _points(
-        cases,
-        names,
-        lambda m: str(m["m"]),
-        lambda m, name: m.rate(sgemm_products.flops(m.case) / 1e12, name),
-    )
+    found = _points(cases, names, lambda m: str(m["m"]), _teraflops)
     ours = {shown: name for shown, name in names.items() if name != "xla"}
     over = _points(cases, ours, itemgetter("m"), lambda m, name: m.ratio("xla", name))
     panels = [
