@@ -1,5 +1,6 @@
 """Losses of the largest finite logits, of padded classes, and of rows that are left out, whatever they hold."""
 
+import functools
 import itertools
 
 import jax
@@ -82,18 +83,12 @@ def test_masked_classes_behind_a_temperature():
     def hot(x, mask):
         return jk.cross_entropy(x + mask, label, temperature=0.5, return_entropy=True)
 
-    for found, want in zip(
-        hot(x, mask),
-        jk.cross_entropy(seen, label, temperature=0.5, return_entropy=True),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, want, rtol=1e-5)
+    np.testing.assert_allclose(hot(x, mask), hot(seen, 0), rtol=1e-5)
     assert np.isfinite(jax.grad(lambda x: hot(x, mask)[1].sum())(x)).all()
     shares = np.where(np.arange(8) < 6, 1 / 6, 0).astype(np.float32)
     found, dx = jax.value_and_grad(lambda x: jk.cross_entropy(x + mask, shares).sum())(x)
-    np.testing.assert_allclose(
-        found, optax.softmax_cross_entropy(x + mask, shares).sum(), rtol=1e-6
-    )
+    right = optax.softmax_cross_entropy(x + mask, shares).sum()
+    np.testing.assert_allclose(found, right, rtol=1e-6)
     assert np.isfinite(dx).all()
 
 
@@ -201,12 +196,11 @@ def test_rows_left_out_never_show(reduction, implementation, options):
         return jax.tree.leaves((jax.value_and_grad(loss, (0, 1))(x, options), second))
 
     x = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
-    want = orders(x)
+    want, close = orders(x), functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
     for filler in (np.nan, np.inf, -np.inf, LARGEST, -LARGEST):
         spoiled = x.copy()
         spoiled[1], spoiled[2, 3], spoiled[3], spoiled[4, 4] = filler, filler, filler, filler
-        for found, right in zip(orders(spoiled), want, strict=True):
-            np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-7)
+        jax.tree.map(close, orders(spoiled), want)
     spoiled[5, 2] = np.nan
     value, dx, *of_scales, _ = orders(spoiled)
     assert np.isnan([value, *of_scales]).all()

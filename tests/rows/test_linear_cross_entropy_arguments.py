@@ -79,39 +79,35 @@ def test_dtypes_are_promoted_as_in_flax(dtypes, dtype, computed, exact_products)
 
 def test_what_a_plan_counts():
     """One chunk needs no sums; several need float32 sums and, but for float32 on a GPU, a product."""
-    one = jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16")
+    plan_of = jk.plan_linear_cross_entropy
+    one = plan_of(4096, 4096, 128256, "bfloat16")
     assert (one.chunks, one.logits_bytes, one.sums_bytes) == (1, 2 * 4096 * 128256, 0)
     bound = 5_400_000_000
-    several = jk.plan_linear_cross_entropy(32768, 4096, 128256, "bfloat16", max_bytes=bound)
+    of_several = functools.partial(plan_of, 32768, 4096, 128256, "bfloat16", max_bytes=bound)
+    several = of_several()
     assert several.chunks > 1
     assert several.sums_bytes == 4 * (2 * 4096 + 2) * 128256
     assert bound * 0.8 < several.total_bytes <= bound
-    kept = jk.plan_linear_cross_entropy(
-        32768, 4096, 128256, "bfloat16", max_bytes=bound, w_is_constant=True
-    )
-    assert kept.sums_bytes == 0
+    assert of_several(w_is_constant=True).sums_bytes == 0
     for spelled in ("float32", jnp.float32, np.float32, np.dtype("f4")):
-        wide = jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16", logits_dtype=spelled)
+        wide = plan_of(4096, 4096, 128256, "bfloat16", logits_dtype=spelled)
         assert wide.logits_bytes == 6 * wide.chunk_rows * 128256
-    scaled = jk.plan_linear_cross_entropy(64, 8, 100, "float32", is_scaled=True)
+    scaled = plan_of(64, 8, 100, "float32", is_scaled=True)
     assert scaled.logits_bytes == 3 * 4 * 64 * 100
-    on_a_cpu = jk.plan_linear_cross_entropy(
-        500, 8, 100, "float32", platform="cpu", max_bytes=200_000
-    )
+    on_a_cpu = plan_of(500, 8, 100, "float32", platform="cpu", max_bytes=200_000)
     assert on_a_cpu.chunks > 1
     assert on_a_cpu.sums_bytes == 4 * (8 + 2) * 100
-    in_place = jk.plan_linear_cross_entropy(500, 8, 100, "float32", max_bytes=200_000)
+    in_place = plan_of(500, 8, 100, "float32", max_bytes=200_000)
     assert in_place.chunks > 1
     assert in_place.sums_bytes == 4 * 2 * 100
 
 
 @pytest.mark.parametrize(
-    ("device", "max_bytes", "algorithm"),
-    [("h100", None, "auto"), ("h100", 10**9, "auto"), ("h100", 500_000_000, "pipelined")],
+    ("max_bytes", "algorithm"), [(None, "auto"), (10**9, "auto"), (500_000_000, "pipelined")]
 )
-def test_float32_products_use_tensor_cores_if_their_scratch_fits(device, max_bytes, algorithm):
+def test_float32_products_use_tensor_cores_if_their_scratch_fits(max_bytes, algorithm):
     sizes = (8192, 2048, 50304)
-    options = {"max_bytes": max_bytes, "device": device}
+    options = {"max_bytes": max_bytes, "device": "h100"}
     found = jk.plan_linear_cross_entropy(*sizes, "float32", **options)
     assert found.algorithm == algorithm
     rows, (_, features, classes) = found.chunk_rows, sizes
@@ -119,7 +115,7 @@ def test_float32_products_use_tensor_cores_if_their_scratch_fits(device, max_byt
     transposed = ({}, {"trans_b": True}, {"trans_a": True})
     with jk.default_algorithm(None if algorithm == "auto" else algorithm):
         of = [
-            jk.plan_sgemm(*mnk, **flags, device=device)
+            jk.plan_sgemm(*mnk, **flags, device="h100")
             for mnk, flags in zip(products, transposed, strict=True)
         ]
     assert {p.algorithm for p in of} == {"tensor" if algorithm == "auto" else algorithm}
@@ -134,13 +130,9 @@ def test_float32_products_use_tensor_cores_if_their_scratch_fits(device, max_byt
 
 
 def test_products_run_the_algorithm_of_the_plan():
-    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8192, 2048), (2048, 50304)))
-    given = (
-        x,
-        w,
-        jax.ShapeDtypeStruct((8192, 1), "int32"),
-        jax.ShapeDtypeStruct((8192, 4), "float32"),
-    )
+    shapes = ((8192, 2048), (2048, 50304), (8192, 1), (8192, 4))
+    dtypes = ("float32", "float32", "int32", "float32")
+    given = tuple(map(jax.ShapeDtypeStruct, shapes, dtypes))
     for max_bytes, algorithm in ((None, "auto"), (500_000_000, "pipelined")):
         options = chunks.Options(max_bytes=max_bytes)
         call = chunks.Call(

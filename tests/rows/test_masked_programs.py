@@ -19,8 +19,8 @@ CASE = case(FULL, "float32", mask=(4, 1, 1, 128), bias=(1, 2, 64, 128))
 ours = functools.partial(jk.scaled_masked_softmax, scale=0.5, causal=True)
 
 
-def operands(c, dtype="float32"):
-    return jnp.asarray(c.scores, dtype), jnp.asarray(c.mask), jnp.asarray(c.bias, dtype)
+def operands(c):
+    return [jnp.asarray(a) for a in (c.scores, c.mask, c.bias)]
 
 
 def test_gradient_of_a_bias_needs_one_more_array():
@@ -69,10 +69,6 @@ def test_gradient_of_the_bias_does_not_depend_on_the_scale(dtype, scale):
 X, MASK, BIAS = operands(case((8, 4, 16, 24), "float32", mask=(8, 1, 1, 24), bias=(1, 4, 16, 24)))
 
 
-def sharded(mesh, *arrays):
-    return [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in arrays]
-
-
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b")], ids=str)
 def test_gradient_of_a_sharded_bias_is_one_all_reduce(spec, mesh):
@@ -82,10 +78,11 @@ def test_gradient_of_a_sharded_bias_is_one_all_reduce(spec, mesh):
         return jax.vjp(lambda x, b: ours(x, m, b), x, b)[1](t)
 
     batch, heads = (*spec, None)[:2]
-    mask, bias = (MASK, P(batch)), (BIAS, P(None, heads))
-    given = sharded(mesh, (X, spec), mask, bias, (jnp.cos(X), spec))
-    compiled = jax.jit(program).lower(*given).compile()
+    shardings = [NamedSharding(mesh, s) for s in (spec, P(batch), P(None, heads), spec)]
+    given = X, MASK, BIAS, jnp.cos(X)
+    spread = jax.device_put(given, tuple(shardings))
+    compiled = jax.jit(program).lower(*spread).compile()
     text = compiled.as_text()
     assert collectives(text) == (["all-reduce"] if batch else []), text
-    for g, w in zip(compiled(*given), jax.jit(program)(X, MASK, BIAS, jnp.cos(X)), strict=True):
+    for g, w in zip(compiled(*spread), jax.jit(program)(*given), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)

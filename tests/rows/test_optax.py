@@ -37,9 +37,8 @@ PAIRS = [
 def compare(ours, peer, *arguments, wide=False):
     """Equal types, and values within the rounding of theirs."""
     got, want = ours(*arguments), peer(*arguments)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), got) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), want
-    )
+    of_got, of_want = (jax.tree.map(lambda a: (a.shape, a.dtype), y) for y in (got, want))
+    assert of_got == of_want
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         eps = 16 * float(jnp.finfo(b.dtype).eps)
         a, b = (np.asarray(v, np.float64) for v in (a, b))

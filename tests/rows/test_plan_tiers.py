@@ -12,6 +12,7 @@ import jaxkernels as jk
 from jaxkernels import _cpu
 from jaxkernels._core import validate
 from jaxkernels._rows import contract
+from jaxkernels.verify.row_layout import LOSSES
 
 
 def tier_ends(dtype, operation, device):
@@ -53,10 +54,7 @@ def test_tiers_of_row_scalars(dtype, operation, device):
 
 @pytest.mark.parametrize("operation", oracle.OPERATIONS)
 def test_long_losses_have_kernels_of_two_sums(operation):
-    long_tiers = {
-        "cross_entropy_fwd": ["block_uncached"],
-        "cross_entropy_fwd_grad": ["block_smem", "cluster"],
-    }
+    long_tiers = dict(zip(LOSSES, (["block_uncached"], ["block_smem", "cluster"]), strict=True))
     plans = [plan(cols, "float32", operation) for cols in (64, 4096, 20000, 131072, 1 << 22)]
     assert {p.tier for p in plans if p.two_sums} == set(long_tiers.get(operation, ()))
 
@@ -112,9 +110,8 @@ def _check_clusters(first, last, pack, dtype, operation, device):
         part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
         is_half_forward = BYTES[dtype] == 2 and inputs(operation) == 1
         threads = limits.registers_per_sm // (56 if is_half_forward else 64)
-        return min(
-            limits.smem_per_sm // (part + scratch_of(dtype, operation) + RESERVED), threads // 128
-        )
+        smem = part + scratch_of(dtype, operation) + RESERVED
+        return min(limits.smem_per_sm // smem, threads // 128)
 
     seen = set()
     for cols in range(first, last, pack * 512):
@@ -165,19 +162,14 @@ def test_which_aligned_rows_are_staged(dtype):
     for operation in ("masked_softmax_fwd", "masked_softmax_grad"):
         assert plan(7, dtype, operation).staged
     for cols in (7, 9 * pack, 65):
-        loss, with_gradient = (
-            plan(cols, dtype, operation)
-            for operation in ("cross_entropy_fwd", "cross_entropy_fwd_grad")
-        )
+        loss, with_gradient = (plan(cols, dtype, operation) for operation in LOSSES)
         assert not loss.staged
         assert loss.lanes < 32
         is_long = cols > 64 and dtype in ("bfloat16", "float16")
         assert with_gradient.staged == (cols % pack != 0 and not is_long)
 
 
-@pytest.mark.parametrize(
-    "operation", ["cross_entropy_fwd", "cross_entropy_fwd_grad", "softmax_grad"]
-)
+@pytest.mark.parametrize("operation", [*LOSSES, "softmax_grad"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_few_lanes_share_a_short_loss_of_a_half_type(dtype, operation):
     """Twice the packs in half the lanes, but the smallest and the largest layouts."""
@@ -267,10 +259,9 @@ def test_longest_row_of_the_block_tier(operation):
     assert (most.tier, most.block_threads, most.lanes) == ("block", 512, 512)
     one = plan(8, "bfloat16", operation, tier="block")
     assert one.block_threads == 32
+    text = f"tier 'block' cannot hold a row of {packs + 1} packs"
     for cols in ((packs + 1) * 8, packs * 8 - 1):  # misaligned, a row touches a pack more
-        with pytest.raises(
-            ValueError, match=f"tier 'block' cannot hold a row of {packs + 1} packs"
-        ):
+        with pytest.raises(ValueError, match=text):
             plan(cols, "bfloat16", operation, tier="block")
 
 

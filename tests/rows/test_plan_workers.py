@@ -89,17 +89,13 @@ def test_which_rows_are_handed_out_in_batches():
     def goes_by_turns(p):
         return not p.halves and p.workers == 32 * 132 * p.blocks_per_sm // p.cluster_blocks
 
-    for (cols, dtype, operation, tier), expected in BATCHED.items():
-        for rows in (200, 10_000):  # more than have a layout of their own
-            p = plan(cols, dtype, operation, tier=tier, rows=rows)
-            assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
-    for (cols, dtype, operation, tier), expected in BATCHED_WHERE_FEW.items():
-        for rows in (200, 31 * expected[2]):
-            p = plan(cols, dtype, operation, tier=tier, rows=rows)
-            assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
-        assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=31 * expected[2] + 1)), (
-            cols
-        )
+    for key, expected in (BATCHED | BATCHED_WHERE_FEW).items():
+        plan_of = functools.partial(plan, *key[:3], tier=key[3])
+        most = 10_000 if key in BATCHED else 31 * expected[2]
+        for rows in (200, most):  # more than have a layout of their own
+            p = plan_of(rows=rows)
+            assert (p.halves, at_once(p)) == (True, expected), (key, rows)
+        assert key in BATCHED or goes_by_turns(plan_of(rows=most + 1)), key
     for cols, dtype, operation, tier in BY_TURNS:
         for rows in (200, 10_000):
             assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=rows)), (cols, rows)
