@@ -50,16 +50,13 @@ def results(x, t, labels=None):
 @jax.jit
 def losses(x, label):
     """Residuals and gradients of the kernels, with and without all sums: XLA's own arithmetic has other bits in a row alone."""
-    coefficients = jnp.broadcast_to(
-        jnp.asarray([0.7, 0.9, 0.02, 0.1], oracle.compute(x.dtype)), (len(x), 4)
-    )
-    found = []
+    coefficients = jnp.array([0.7, 0.9, 0.02, 0.1], oracle.compute(x.dtype))
+    coefficients, found = jnp.tile(coefficients, (len(x), 1)), []
     for all_sums in (False, True):
-        kept = kernels.cross_entropy_fwd(x, label, all_sums=all_sums, **OPTIONS)
+        options = OPTIONS | {"all_sums": all_sums}
+        kept = kernels.cross_entropy_fwd(x, label, **options)
         found += [kept, kernels.cross_entropy_grad(x, label, kept, coefficients, **OPTIONS)]
-        found += kernels.cross_entropy_fwd_grad(
-            x, label, coefficients, all_sums=all_sums, **OPTIONS
-        )
+        found += kernels.cross_entropy_fwd_grad(x, label, coefficients, **options)
     return found
 
 

@@ -173,14 +173,8 @@ def test_a_loss_that_is_infinite_has_a_tangent():
 
 
 reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
-tiers = pytest.mark.parametrize("tier", cases.TIERS)
-ALL = {
-    "label_smoothing": 0.1,
-    "z_loss": 0.01,
-    "weights": np.linspace(0, 2, 256),
-    "return_lse": True,
-}
-ALL |= {"return_entropy": True}
+ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "weights": np.linspace(0, 2, 256)}
+ALL |= {"return_lse": True, "return_entropy": True}
 # Kernels of a GPU apply these; on a CPU plain JAX does, with arrays of the logits' size.
 SCALES = {"temperature": np.linspace(0.5, 2, 256), "logit_soft_cap": 30.0}
 SCALES = [SCALES, ALL | SCALES] if cases.ON_GPU else []
@@ -228,7 +222,7 @@ def test_a_mask_costs_one_copy_of_the_logits(dtype, reduction):
     assert part_of_logits(x, program.lower(x, label).compile()) < 1 + MOST
 
 
-@tiers
+@cases.tiers
 @reductions
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_the_same_bits_in_place(dtype, reduction, tier):
@@ -265,8 +259,7 @@ def test_on_many_devices(kind, spec, reduction, cpu_devices):
     program = jax.jit(function, donate_argnums=0).lower(whole, label).compile()
     if spec[0]:
         assert part_of_logits(x[:32], program) < MOST
-    for a, b in zip(program(whole, label), want, strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, program(whole, label), want)
     assert whole.is_deleted()
 
 
@@ -280,13 +273,10 @@ def test_sharded_classes_send_a_few_numbers_of_each_row(several, cpu_devices):
     options = {"logit_soft_cap": 3.0, "where": np.arange(1024) % 9 > 0, "return_entropy": True}
     ids[ids % 9 == 0] = -1
 
+    call = jk.token_log_probs if several else functools.partial(jk.cross_entropy, **ALL)
+
     def loss(x, temperature, where):
-        given = options | {"temperature": temperature, "where": where}
-        found = (
-            jk.token_log_probs(x, ids, **given)
-            if several
-            else jk.cross_entropy(x, ids, **ALL | given)
-        )
+        found = call(x, ids, **options | {"temperature": temperature, "where": where})
         return sum(jnp.sum(jnp.where(jnp.isfinite(y), jnp.sin(y), 0)) for y in found)
 
     program = jax.jit(jax.value_and_grad(loss, (0, 1)))
@@ -298,5 +288,5 @@ def test_sharded_classes_send_a_few_numbers_of_each_row(several, cpu_devices):
     sent = reduced_shapes(compiled.as_text())
     assert {(*shape, 1)[0] for shape in sent} == {256}
     assert max(map(math.prod, sent)) <= 8 * 256
-    for got, right in zip(jax.tree.leaves(compiled(*spread)), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, compiled(*spread), want)

@@ -91,16 +91,15 @@ def test_hidden_classes_finite_masks_and_nan(implementation):
         ([0, 0, 0], [0, INF, 0], np.nan),
     ]
     x, target, want = (np.array(a, np.float32) for a in zip(*rows, strict=True))
-    call = functools.partial(value_and_gradients, implementation=implementation)
+    how = {"implementation": implementation}
+    call = functools.partial(value_and_gradients, **how)
     loss, dx, dtarget = call(x, target, np.ones_like(want))
     np.testing.assert_allclose(loss, want, rtol=1e-6)
     assert np.isfinite(dx[:10]).all()
     assert np.isfinite(dtarget[np.isfinite(want)]).all()
     np.testing.assert_array_equal(dx[8:10], 0)
     # Rows with the weight 0, and those whose cotangent is 0, have no effect.
-    mean = functools.partial(
-        jk.softmax_kl_divergence, reduction="mean", implementation=implementation
-    )
+    mean = functools.partial(jk.softmax_kl_divergence, reduction="mean", **how)
     weights = np.isfinite(want) * np.float32(2)
     loss, found = jax.value_and_grad(
         lambda x, target, t: mean(x, target, weights=weights, temperature=t), (0, 1, 2)

@@ -13,7 +13,6 @@ from memory_stats import SLACK, stats
 
 import jaxkernels as jk
 
-dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 in_chunks = pytest.mark.parametrize("chunks", [1, 2, 4])
 reductions = pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 SHAPE = (61, 9, 33)  # rows, features, classes
@@ -60,20 +59,13 @@ def checked(operands, reduction, max_bytes, *, trans_w=False, weights=None, **op
     if reduction == "mean":
         total = np.sum(np.where(label >= 0, weight, 0))
         weight = weight / total if total else 0 * weight
-    layer_options = {
-        "smoothing": options.get("label_smoothing", 0.0),
-        "z_loss": options.get("z_loss", 0.0),
-        "logits_dtype": options.get("logits_dtype"),
-    }
-    layer = Layer(x, w, bias, label, weight, **layer_options)
+    sums = options.get("label_smoothing", 0.0), options.get("z_loss", 0.0)
+    layer = Layer(x, w, bias, label, weight, *sums, logits_dtype=options.get("logits_dtype"))
+    options |= {"trans_w": trans_w, "weights": weights, "max_bytes": max_bytes}
     with cases.x64(x.dtype.name):
         given = [jnp.asarray(x), jnp.asarray(w.T if trans_w else w)]
         given += [] if bias is None else [jnp.asarray(bias)]
-        run = program(
-            *(label, reduction),
-            **{"trans_w": trans_w, "weights": weights, "max_bytes": max_bytes, **options},
-        )
-        loss, dx, dw, *rest = jax.device_get(run(*given))
+        loss, dx, dw, *rest = jax.device_get(program(label, reduction, **options)(*given))
     layer.check(loss, [dx, dw.T if trans_w else dw, *rest], reduction)
     wanted = [oracle.compute(x.dtype.name), *(a.dtype for a in given)]
     assert [a.dtype for a in (loss, dx, dw, *rest)] == wanted
@@ -97,7 +89,7 @@ CASES = {
 
 
 @pytest.mark.half_on_a_cpu
-@dtypes
+@cases.dtypes
 @reductions
 @pytest.mark.parametrize("case", CASES)
 def test_values(dtype, reduction, case):
@@ -156,11 +148,10 @@ def test_rows_that_are_left_out_do_no_harm(chunks, scales, reduction):
         return jnp.sum(jk.linear_cross_entropy(x, w, label, bias=bias, **options))
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))
-    want = jax.tree.leaves(run(x, w, bias, temperature, 5.0))
+    want = run(x, w, bias, temperature, 5.0)
     x[7], x[11], temperature[7] = np.nan, np.inf, 0
-    got = jax.tree.leaves(run(x, w, bias, temperature, 5.0))
-    for ours, whole in zip(got, want, strict=True):
-        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, run(x, w, bias, temperature, 5.0), want)
     x[1, 2] = np.nan
     _, (dx, dw, dbias, dtemperature, _) = run(x, w, bias, temperature, 5.0)
     assert np.isnan(dx[1]).all()
@@ -230,8 +221,7 @@ def test_a_bias_of_minus_infinity_hides_a_class(reduction):
 def test_bits_are_the_same_from_run_to_run():
     x, w, bias, label = draw("bfloat16")
     run = program(label, "mean", max_bytes=bound_for(4, *SHAPE, "bfloat16"))
-    for a, b in zip(run(x, w, bias), run(x, w, bias), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    jax.tree.map(np.testing.assert_array_equal, run(x, w, bias), run(x, w, bias))
 
 
 LOSSES_OF_FLOAT16 = {

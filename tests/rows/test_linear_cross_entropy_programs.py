@@ -37,12 +37,8 @@ def step(x, w, b, label, scale, reduction, max_bytes=None):
             options |= {"temperature": scale, "logit_soft_cap": 3.0, "return_entropy": True}
             found = jk.linear_token_log_probs(x, w, label, **options)
         else:
-            options |= {
-                "label_smoothing": 0.1,
-                "z_loss": 0.01,
-                "weights": SCALE,
-                "reduction": reduction,
-            }
+            options |= {"label_smoothing": 0.1, "z_loss": 0.01}
+            options |= {"weights": SCALE, "reduction": reduction}
             found = jk.linear_cross_entropy(x, w, label, **options)
         return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(found))
 
@@ -71,9 +67,10 @@ def reduced(text):
     return {tuple(int(n) for n in shape.split(",") if n) for shape in shapes}
 
 
-def assert_same(got, reduction):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(on_one_device(reduction)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))
+def assert_close(got, want, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.max(np.abs(b)))
 
 
 # Mesh axes of rows and of classes, and shapes that all-reduces have.
@@ -106,7 +103,7 @@ def test_shardings(reduction, max_bytes, rows, classes, shapes, mesh):
     else:
         assert {shape[-1] for shape in found if shape} <= {1, 2, 6, 12, 32}, text
         assert not ({W.shape, X.shape} - shapes) & found, text
-    assert_same(got, reduction)
+    assert_close(got, on_one_device(reduction))
     dw, db = got[1][1:3]
     assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P(None, classes)), 2)
     assert db.sharding.is_equivalent_to(NamedSharding(mesh, P(classes)), 1)
@@ -122,7 +119,7 @@ def test_weights_that_share_the_axis_of_rows_are_gathered(reduction, spec, mesh)
     given = (x, w, B, label, SCALE)
     program = jax.jit(functools.partial(step, reduction=reduction)).lower(*given).compile()
     assert "all-gather" in hlo.collectives(program.as_text())
-    assert_same(program(*given), reduction)
+    assert_close(program(*given), on_one_device(reduction))
 
 
 @on_cpus
@@ -135,10 +132,7 @@ def test_dtypes_of_sharded_classes(dtype, mesh):
         alone = [jnp.asarray(np.asarray(a)) for a in given]
         want = jax.jit(functools.partial(step, reduction="mean"))(*alone)
     assert got[1][0].dtype == dtype
-    tolerance = {"float64": 1e-6, "float16": 3e-3, "bfloat16": 3e-2}[dtype]
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.max(np.abs(b)))
+    assert_close(got, want, {"float64": 1e-6, "float16": 3e-3, "bfloat16": 3e-2}[dtype])
 
 
 @on_cpus
@@ -218,17 +212,9 @@ def test_padding_changes_no_value(case, max_bytes, devices, padding, cpu_devices
         put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))  # noqa: E731
         given = (put(x), put(w, None, "a"), put(b, "a"), put(label), put(scale))
     program = run().lower(*given).compile()
-    assert re.search(r"f32\[(64,128|64,192|192,64|128,64)\]", program.as_text()), (
-        "nothing is padded"
-    )
+    assert re.search(r"f32\[(64,128|64,192|192,64|128,64)\]", program.as_text()), "no padding"
     for a, b in zip(jax.tree.leaves(program(*given)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(np.nan_to_num(b))))
-
-
-def loss_of(bound, reduction):
-    return lambda x, w, label: jnp.sum(
-        jk.linear_cross_entropy(x, w, label, reduction=reduction, max_bytes=bound)
-    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -240,7 +226,8 @@ def test_a_program_pads_w_once(classes, bound, dtype, moving, padding):
     padding()
     x, w = jnp.zeros((1024, 64), dtype), jnp.zeros((64, classes), dtype)
     label = jnp.zeros(1024, jnp.int32)
-    program = jax.jit(jax.value_and_grad(loss_of(bound, "mean"), moving)).lower(x, w, label)
+    mean = functools.partial(jk.linear_cross_entropy, reduction="mean", max_bytes=bound)
+    program = jax.jit(jax.value_and_grad(mean, moving)).lower(x, w, label)
     pads = re.findall(r"stablehlo.pad .*-> tensor<64x4032x", program.as_text())
     assert len(pads) == (classes == 3999)
     about = {"w_is_constant": moving == (0,), "platform": PLATFORM, "max_bytes": bound}

@@ -15,8 +15,6 @@ import pytest
 
 import jaxkernels as jk
 
-tiers = pytest.mark.parametrize("tier", cases.TIERS)
-dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 # A cluster's on a GPU. On a CPU the widest type of the truth is slow on infinities and NaN.
 LONG = 40003 if cases.ON_GPU else 4499
 OPERATIONS = ("logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp")
@@ -44,8 +42,8 @@ def check(xs, dtype, tier=None):
 
 
 @pytest.mark.smoke
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_special_rows(dtype, tier):
     """-inf alone gives -inf and a derivative of 0; +inf gives +inf, NaN gives NaN, and neighbours feel nothing."""
     xs = []
@@ -73,7 +71,7 @@ def test_special_rows(dtype, tier):
             assert np.isfinite(y[[0, 2, 6, 7, 8]]).all()
 
 
-@dtypes
+@cases.dtypes
 def test_opposite_extremes(dtype):
     """The difference overflows to -inf, not to NaN; the largest numbers alone may overflow, by log(cols)."""
     most = float(jnp.finfo(dtype).max)

@@ -14,9 +14,6 @@ from masked_cases import case
 import jaxkernels as jk
 from jaxkernels._rows import masked, masked_kernels
 
-tiers = pytest.mark.parametrize("tier", cases.TIERS)
-dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
-
 # (q, k): one row, one column, rows shorter and longer than the columns, odd and even, every tier of a GPU.
 SIZES = (
     (1, 1), (1, 2), (2, 1), (2, 2), (31, 33), (33, 31), (1, 33), (2, 1000), (31, 128), (33, 1000),
@@ -43,8 +40,8 @@ def operand_shapes(B, H, q, k):
 
 
 @pytest.mark.smoke
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_sizes(dtype, tier):
     """Every size plain, masked, with bias and in a band."""
     some = []
@@ -58,8 +55,8 @@ def test_sizes(dtype, tier):
     assert masked_cases.check_all(some, dtype, tier) >= 30
 
 
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 @pytest.mark.parametrize("k", [70001, 200_000])
 def test_rows_that_many_blocks_share(dtype, tier, k):
     """Bands that begin and end within a part of a row, and parts that see nothing."""
@@ -72,8 +69,8 @@ def test_rows_that_many_blocks_share(dtype, tier, k):
 
 
 @pytest.mark.half_on_a_cpu
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_broadcast_operands(dtype, tier):
     """Masks and biases of every shape, next to one another, on short and on longer rows."""
     some = []
@@ -108,8 +105,8 @@ def test_operands_of_many_dimensions():
 
 
 @pytest.mark.smoke
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_bands(dtype, tier):
     """There are fewer or more rows than columns, or equally many: bands end anywhere, rows see nothing."""
     some = []
@@ -122,8 +119,8 @@ def test_bands(dtype, tier):
     masked_cases.check_all(some, dtype, tier)
 
 
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_bands_from_the_first_row(dtype, tier):
     """As attention counts them: the last row does not see the last columns, nor a last pack that is not whole."""
     tolerance = 8 * float(jnp.finfo(dtype).eps)
@@ -150,13 +147,11 @@ def test_bands_from_the_first_row(dtype, tier):
 
 
 @pytest.mark.half_on_a_cpu
-@dtypes
+@cases.dtypes
 def test_scales(dtype):
     """Fused (positive numbers, NumPy's too), and multiplied in before: negative, zero, traced with its gradient."""
     with cases.x64(dtype):
-        traced = [
-            np.asarray(s, np.float64 if dtype == "float64" else np.float32) for s in (0.3, -1.2)
-        ]
+        traced = [np.asarray(s, oracle.compute(dtype)) for s in (0.3, -1.2)]
     some = []
     for scale in (1, 0.125, 3.0, np.float32(0.7), 1e-3, -0.5, 0, 0.0, np.float64(-2.0), *traced):
         for full in ((2, 5, 7), (2, 3, 67)):
@@ -166,8 +161,8 @@ def test_scales(dtype):
 
 
 @pytest.mark.half_on_a_cpu
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_rows_that_see_nothing(dtype, tier):
     """By the mask, by the band, by both together: 0 or the mean, and no gradient."""
     some = []
@@ -199,8 +194,8 @@ def spoiled(c, value):
 
 
 @pytest.mark.half_on_a_cpu
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_what_is_hidden_does_not_matter(dtype, tier):
     """NaN and infinities under the mask and outside the band, in scores, bias and cotangent."""
     some = []
@@ -217,8 +212,8 @@ def test_what_is_hidden_does_not_matter(dtype, tier):
 
 
 @pytest.mark.smoke
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_special_values_that_are_seen(dtype, tier):
     """NaN and +inf make their row NaN and leave others alone; -inf is 0, a row of nothing else too."""
     some = []
@@ -244,8 +239,8 @@ def test_special_values_that_are_seen(dtype, tier):
     assert not np.isnan(y[0, [0, 2, 4, 5, 6, 7]]).any()
 
 
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_large_scores(dtype, tier):
     """Far from zero, far from one another, and up to the largest number, where the product must not become infinite."""
     largest = float(jnp.finfo(dtype).max)
@@ -270,13 +265,8 @@ def test_empty_arrays():
     some = []
     for full in ((0, 3, 5, 7), (2, 0, 5, 7), (2, 3, 0, 7), (2, 3, 5, 0), (0, 0)):
         bare = full[-2:]
-        for options in (
-            {},
-            {"causal": True},
-            {"mask": bare},
-            {"bias": bare},
-            {"empty_rows": "mean", "mask": bare},
-        ):
+        several = {}, {"causal": True}, {"mask": bare}, {"bias": bare}
+        for options in (*several, {"empty_rows": "mean", "mask": bare}):
             some.append(case(full, "float32", **options))
         if len(full) == 4:
             some.append(case(full, "float32", mask=(full[0], 1, 1, full[3]), bias=(1, *full[1:])))
@@ -307,7 +297,7 @@ def test_broadcast_operands_have_gradients_summed_in_float32(dtype):
 
 
 @pytest.mark.half_on_a_cpu
-@dtypes
+@cases.dtypes
 def test_the_plain_jax_implementation(dtype):
     """The fallback without kernels is held to the same bounds."""
     some = [
@@ -328,7 +318,7 @@ def test_plain_jax_shifts_rows_exactly():
     assert (np.abs(pull(jnp.ones_like(y))[0]) < 1e-6 * y).all()
 
 
-@tiers
+@cases.tiers
 def test_repeats_bit_for_bit(tier):
     some = [case((3, 300, k), "bfloat16", mask=(1, 300, k), causal=True) for k in (40, 1003)]
     some = [c for c in some if masked_cases.serves(c, tier)]

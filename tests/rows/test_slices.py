@@ -21,14 +21,13 @@ from slice_cases import check_at_every_offset, cut, flat_arrays, lanes_of, offse
 
 import jaxkernels as jk
 
-each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 # Rows that are staged, by one lane and by several, and rows of each tier behind them. A CPU has one way for all.
 STAGED = ((67, 3), (67, 8), (35, 17), (33, 64))
 LONG = ((5, 1000), (5, 1024), (3, 4096), (2, 20001), (2, 70016))
 SHAPES = STAGED + LONG if cases.ON_GPU else ((35, 17), (5, 1024))
 
 
-@each_dtype
+@cases.dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_operands_at_every_offset(dtype, shape):
     """x and the cotangent begin at different places, and the result at the beginning of a buffer."""
@@ -45,7 +44,7 @@ def in_place(flat, start, shape):
     return write(flat, jk.softmax(x), start)
 
 
-@each_dtype
+@cases.dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_results_in_the_midst_of_an_array(dtype, shape):
     """In place of the operand, so that both share their place, and in place of others."""
@@ -78,7 +77,7 @@ def test_results_in_the_midst_of_an_array(dtype, shape):
 SAME_BITS = ((67, 3), (35, 17), (19, 197), (11, 255))
 
 
-@each_dtype
+@cases.dtypes
 @pytest.mark.parametrize("shape", SAME_BITS if cases.ON_GPU else SAME_BITS[:3], ids=str)
 def test_staged_rows_give_the_same_bits_anywhere(dtype, shape):
     """At every offset, in place of the operand, alone and among others."""
@@ -95,7 +94,11 @@ def test_staged_rows_give_the_same_bits_anywhere(dtype, shape):
             np.testing.assert_array_equal(got, want)
 
 
-@each_dtype
+def moved(x, offset):
+    return cut(jnp.pad(x.reshape(-1), (offset, 32)), offset, x.shape)
+
+
+@cases.dtypes
 def test_scores_masks_and_biases_at_every_offset(dtype):
     """Masks and biases that broadcast begin at other offsets than the scores."""
     shapes = ((2, 17, 7), (2, 9, 64), (2, 5, 1030), (2, 3, 4096), (1, 2, 20001))
@@ -108,13 +111,8 @@ def test_scores_masks_and_biases_at_every_offset(dtype):
         def program(scores, dy, mask, bias, c=c):
             results = []
             for offset in offsets(dtype):
-                x, t = (
-                    cut(jnp.pad(v.reshape(-1), (offset, 32)), offset, v.shape) for v in (scores, dy)
-                )
-                m, z = (
-                    cut(jnp.pad(v.reshape(-1), (1 + offset, 32)), 1 + offset, v.shape)
-                    for v in (mask, bias)
-                )
+                x, t = moved(scores, offset), moved(dy, offset)
+                m, z = moved(mask, 1 + offset), moved(bias, 1 + offset)
                 for biased in (z, None):
                     function = functools.partial(
                         jk.scaled_masked_softmax, mask=m, bias=biased, scale=c.scale, causal=True
@@ -132,7 +130,7 @@ def test_scores_masks_and_biases_at_every_offset(dtype):
             truth.check_gradients({"scores": dx}, ("scores",))
 
 
-@each_dtype
+@cases.dtypes
 def test_parts_at_every_offset(dtype):
     """Statistics of rows, and results from given statistics."""
     for shape in ((35, 37), (5, 1024), (2, 20001)):

@@ -14,7 +14,6 @@ import jaxkernels as jk
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_labels, loss_measures
 
-dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 MASK = np.random.default_rng(1).random((9, 40)) < 0.7
 OF_ROWS = np.geomspace(1e-3, 1e3, 9)
 OPTIONS = [{}, {"temperature": OF_ROWS}, {"logit_soft_cap": 5.0, "temperature": 0.3}]
@@ -49,10 +48,8 @@ def truth(x, ids, where=True, **scales):
 
 def check(x, ids, of_ids, of_entropy, options):
     """Within bounds in proportion to the terms that each result sums."""
-    wide, known = (
-        oracle.compute(x.dtype),
-        {k: v for k, v in options.items() if k != "implementation"},
-    )
+    wide = oracle.compute(x.dtype)
+    known = {k: v for k, v in options.items() if k != "implementation"}
     exact = np.where(np.isnan(x), 0, x.astype(np.float64))
     with jax.enable_x64(True):
         plain = functools.partial(truth, ids=ids, **known)
@@ -93,7 +90,7 @@ def oracle_close(got, want, bound):
 
 
 @pytest.mark.half_on_a_cpu
-@dtypes
+@cases.dtypes
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "none")
 def test_values(options, dtype):
     for count in (2, 6, 50):
@@ -158,7 +155,7 @@ def test_shapes():
     assert (np.isnan(beyond) == (ids == ids[0, 0, 0])).all()
 
 
-@dtypes
+@cases.dtypes
 @pytest.mark.parametrize(("donated", "count"), [(True, 4), (False, 1024)])
 def test_no_second_array_of_their_size(donated, count, dtype):
     """The gradient is overwritten at the ids in place; all else has the size of the ids, up to 24 times."""

@@ -6,7 +6,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracle import EPSILON, OPERATIONS, TANGENTS, check, compute, row_scalars, storage
+import pytest
+from oracle import DTYPES, EPSILON, OPERATIONS, TANGENTS, check, compute, row_scalars, storage
 
 import jaxkernels as jk
 from jaxkernels import _cpu
@@ -20,6 +21,8 @@ from jaxkernels.verify.truth.bounded import PRECISION
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_errors.py shows it), so one pass is enough there.
 TIERS = (None, *validate.TIERS) if ON_GPU else (None,)
+tiers = pytest.mark.parametrize("tier", TIERS)
+dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "minus_inf")
 
