@@ -264,19 +264,17 @@ def _views(run: Run) -> list[t.View]:
     if any(m["group"] == "drawn" for m in run.measured):
         columns = t.fields("kind", "direction", "dtype", *DRAWN_SIZES)
         columns.append(t.extra("path", "path", contender="default"))
-        names = [*_CONTENDERS["drawn"], *torch]
-        columns += [t.time(f"{name} ms", name) for name in names]
+        columns += [t.time(f"{name} ms", name) for name in (*_CONTENDERS["drawn"], *torch)]
         columns.append(t.Column("over best", _of_best, lambda ratio: f"{1 / ratio:.3f}"))
         of_case = lambda m: label(m.case)  # noqa: E731
         of_best = t.Sweep("default of the best", _of_best, of_case, 1 / TOLERANCE)
-        sweeps = [
+        sweeps = [of_best]
+        sweeps += [
             t.Sweep(f"default over {n}", lambda m, n=n: m.ratio(n, "default"), of_case)
             for n in ("ffi", "xla", *torch)
         ]
         view = of_best.view("attention of drawn sizes", columns)
-        return [
-            replace(view, notes=lambda some: [sweep.summary(some) for sweep in (of_best, *sweeps)])
-        ]
+        return [replace(view, notes=lambda some: [sweep.summary(some) for sweep in sweeps])]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")

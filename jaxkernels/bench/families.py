@@ -21,7 +21,6 @@ def _probabilities(xp: Any, x: Array) -> Array:
 
 
 def _one_hot(xp: Any, u: Array) -> Array:
-    """One-hot rows with random labels."""
     cols = u.shape[-1]
     label = xp.floor(u[..., :1] * cols)
     return xp.where(xp.arange(cols) == label, xp.ones_like(u), 0)
@@ -32,14 +31,13 @@ def _wide(xp: Any, x: Array, u: Array) -> Array:
     return xp.exp(4 * x) * xp.where(u < 0.5, -1, 1)
 
 
-def _graded(xp: Any, x: Array, axis: int, log2: int = 40) -> Array:
-    """Scales x along `axis`, -1 or -2, by powers of two from 2^-log2 to 2^log2."""
-    powers = xp.exp2(xp.linspace(-log2, log2, x.shape[axis]))
+def _graded(xp: Any, x: Array, axis: int) -> Array:
+    """Scales x along `axis`, -1 or -2, by powers of two from 2^-40 to 2^40."""
+    powers = xp.exp2(xp.linspace(-40, 40, x.shape[axis]))
     return x * (powers if axis == -1 else powers[:, None])
 
 
 def _permutation(xp: Any, v: Array) -> Array:
-    """A permutation matrix."""
     return xp.eye(v.shape[-1])[xp.argsort(v[..., 0])]
 
 

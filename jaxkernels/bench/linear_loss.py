@@ -116,7 +116,6 @@ def _oracle(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
 
 
 def _errors(function: Function, arguments: Arguments) -> dict[str, float]:
-    """RelF of dx and dw."""
     (dx, dw), (want_dx, want_dw) = function(*arguments)[1], _oracle(arguments)
     return {"dx": relative_error([dx], [want_dx]), "dw": relative_error([dw], [want_dw])}
 

@@ -99,11 +99,7 @@ def _best(m: Measured) -> str:
 
 def regret(m: Measured) -> float | None:
     """The planned time over that of the fastest rung."""
-    return m.ratio(AUTO, best) if (best := _best(m)) else None
-
-
-def _of_xla(m: Measured) -> float | None:
-    return m.ratio("xla", best) if (best := _best(m)) else None
+    return m.ratio(AUTO, _best(m))
 
 
 def _label(m: Measured) -> str:
@@ -113,7 +109,7 @@ def _label(m: Measured) -> str:
 def _views(run: Run) -> list[t.View]:
     """A table for products of few rows or columns, and one for the others, by regret."""
     peer = "cuBLAS" if run.platform == "gpu" else "XLA"
-    ratios = {"auto": lambda m: m.ratio("xla", AUTO), "best": _of_xla}
+    ratios = {"auto": lambda m: m.ratio("xla", AUTO), "best": lambda m: m.ratio("xla", _best(m))}
     columns = [
         t.Column("product", _label),
         t.extra("planned", "rung", contender=AUTO),

@@ -117,7 +117,6 @@ def products_per_call(case: Case, platform: str) -> int:
 
 
 def _keeps_inputs(case: Case) -> bool:
-    """Whether successive calls reuse the same inputs."""
     if jax.default_backend() != "gpu":
         return False
     return products.is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS

@@ -63,9 +63,8 @@ def assert_contenders_agree(called):
             assert got.dtype == want.dtype or name in TORCH, name
             got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
             rounding = 0.06 if is_narrow else 2e-5
-            np.testing.assert_allclose(
-                got, want, rounding, rounding * abs(want).max(), err_msg=name
-            )
+            atol = rounding * abs(want).max()
+            np.testing.assert_allclose(got, want, rounding, atol, err_msg=name)
 
 
 # torch.compile warns of its own calls.
@@ -167,6 +166,5 @@ def test_without_flax(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "jaxkernels.bench.float32_models", raising=False)
     monkeypatch.delattr("jaxkernels.bench.float32_models", raising=False)
     assert main(["float32", "--models", "mlp"]) == 0
-    assert (
-        "flax halted; None in sys.modules (float32 mlp fwd and 1 more)" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "flax halted; None in sys.modules (float32 mlp fwd and 1 more)" in printed
