@@ -143,7 +143,8 @@ def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, comm
     if shows:
         print(file=sys.stderr)
     about, total = environment.describe(command), _tally(found)
-    kernels, calls = _tallies(found, _kernel_of), _tallies(found, _call_of)
+    kernels = _tallies(found, _kernel_of)
+    calls = _tallies(found, lambda x: (x.problem.delivery, x.problem.derivative))
     print_table(_table("Error over bound", kernels, "operation", "dtype", "tier or rung"))
     print_table(_table("The same by call", calls, "operands", "result"))
     failed = [outcome for outcome in found if outcome.failures]
@@ -177,10 +178,6 @@ def _tally(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 def _kernel_of(outcome: Outcome) -> tuple[str, ...]:
     p = outcome.problem
     return p.operation, p.dtype, p.how or "auto"
-
-
-def _call_of(outcome: Outcome) -> tuple[str, ...]:
-    return outcome.problem.delivery, outcome.problem.derivative
 
 
 def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[dict[str, Any]]:

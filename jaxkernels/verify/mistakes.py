@@ -45,10 +45,7 @@ def _is_product(problem: Problem) -> bool:
 
 
 def _sums_over_two_axes(problem: Problem) -> bool:
-    if not _is_product(problem):
-        return False
-    left, right, _ = labels_of(problem)
-    return {"k", "l"} <= set(left) & set(right)
+    return _is_product(problem) and all({"k", "l"} <= {*x} for x in labels_of(problem)[:2])
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
@@ -158,7 +155,6 @@ def _merged_otherwise(p: Problem, operands: Arrays) -> Arrays:
 
 
 def _is_last(x: np.ndarray) -> np.ndarray:
-    """Marks the last column."""
     return np.arange(x.shape[-1]) == x.shape[-1] - 1
 
 
@@ -176,10 +172,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "no maximum subtracted": Mistake(_no_maximum, _has_rows, (*_SOFTMAX, "logsumexp"), least=4),
     "difference not compensated": Mistake(
-        _not_compensated,
-        lambda p: p.dtype == "float32" and _has_rows(p),
-        ("softmax",),
-        least=1,
+        _not_compensated, lambda p: p.dtype == "float32" and _has_rows(p), ("softmax",), least=1
     ),
     "result rounded twice": Mistake(
         lambda p, o, y: y * np.float32(1 + 2.0**-18),
@@ -187,9 +180,7 @@ MISTAKES: dict[str, Mistake] = {
         ("softmax",),
     ),
     "neighbour's element in the sum": Mistake(
-        _of_other_sums(lambda e: total(e) + np.roll(e[..., :1], -1, axis=-2)),
-        _has_rows,
-        _SOFTMAX,
+        _of_other_sums(lambda e: total(e) + np.roll(e[..., :1], -1, axis=-2)), _has_rows, _SOFTMAX
     ),
     "sum of the row before": Mistake(
         _of_other_sums(lambda e: np.roll(total(e), 1, axis=-2)), _has_rows, _SOFTMAX
@@ -232,9 +223,7 @@ MISTAKES: dict[str, Mistake] = {
         _LOSSES,
     ),
     "smoothing without its -e": Mistake(
-        _smoothing_added,
-        lambda p: p.options["smoothing"] > 0 and _is_plain_loss(p),
-        _LOSSES[:1],
+        _smoothing_added, lambda p: p.options["smoothing"] > 0 and _is_plain_loss(p), _LOSSES[:1]
     ),
     "sum over a padded row": Mistake(_padding_summed, _is_plain_loss, _LOSSES[:1]),
     "prediction and target swapped": Mistake(

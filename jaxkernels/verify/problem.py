@@ -145,7 +145,6 @@ class Family(abc.ABC):
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The storage types that it serves: all that have kernels."""
-        del operation
         return validate.DTYPES
 
     @abc.abstractmethod
@@ -198,7 +197,6 @@ class Family(abc.ABC):
 
     def active(self, problem: Problem) -> tuple[str, ...]:
         """The operands that are differentiated."""
-        del problem
         return ("x",)
 
     def core(self, problem: Problem) -> Core:

@@ -100,10 +100,8 @@ class Attention(Family):
 
         merged = {name: together(x) for name, x in operands.items()}
         t = merged.pop("t", None)
-        is_split = problem.how == "ffi_flash"
-        truth = attention.Truth(
-            dtype=problem.dtype, is_split=is_split, **merged, **problem.arguments
-        )
+        about: Any = {"dtype": problem.dtype, "is_split": problem.how == "ffi_flash"}
+        truth = attention.Truth(**about, **merged, **problem.arguments)
         found = {"y": truth.result()}
         if t is not None:
             found |= {f"d{name}": x for name, x in truth.gradients(t).items()}

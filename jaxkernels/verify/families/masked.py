@@ -30,9 +30,8 @@ class Masked(Family):
     cotangents = ("normal", "constant")
 
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
-        k = int(
-            rng.choice([n for n in row_layout.row_lengths(dtype) if 0 < n <= max(most // 2, 1)])
-        )
+        fitting = [n for n in row_layout.row_lengths(dtype) if 0 < n <= max(most // 2, 1)]
+        k = int(rng.choice(fitting))
         k = min(k, int(rng.choice([40, 700, k])))
         q = int(min(max(most // k, 1), rng.choice([1, 2, 5, 8, 33, 128, k])))
         heads = int(min(max(most // (k * q), 1), rng.choice([1, 2, 3])))
@@ -63,10 +62,8 @@ class Masked(Family):
         kinds, infinite = [*values.FINITE], ("minus_inf", "nan", "infinities", "all_minus_inf")
         if o["scale"] == 1.0 and o["bias"] is None:
             kinds += [*infinite, "huge"]
-        elif (
-            o["scale"] and problem.derivative == "value"
-        ):  # sums over rows with some NaN have no result
-            kinds += infinite
+        elif o["scale"] and problem.derivative == "value":
+            kinds += infinite  # sums over rows with some NaN have no result
         kind = str(rng.choice(kinds))
         scores = values.logits(kind, rows, cols, problem.dtype, rng).reshape(shape)
         operands: Arrays = {"scores": scores}

@@ -61,9 +61,8 @@ class OptaxLosses(Family):
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         given = {"axis": problem.options["axis"], "where": operands.get("where")}
         given = {} if problem.operation.startswith("safe") else given
-        return getattr(jaxkernels.optax, problem.operation)(
-            operands["x"], operands["label"], **given
-        )
+        loss = getattr(jaxkernels.optax, problem.operation)
+        return loss(operands["x"], operands["label"], **given)
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits."""

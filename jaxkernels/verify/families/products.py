@@ -100,8 +100,7 @@ class Products(Family):
         rung: Any = {"implementation" if is_xlas else "algorithm": problem.how}
         if operation == "sgemm":
             factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
-            trans_a, trans_b = o["flags"]
-            flags = {"trans_a": trans_a, "trans_b": trans_b}
+            flags = dict(zip(("trans_a", "trans_b"), o["flags"], strict=True))
             return jk.sgemm(a, b, operands.get("c"), **factors, **flags, **rung)
         given = rung if operation in ("dot_general", "matmul") else {}
         wide = None if problem.dtype == "float32" else jnp.float32

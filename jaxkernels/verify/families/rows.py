@@ -94,10 +94,9 @@ class Rows(Family):
             return rows.bounded(kernel, *given, accumulators=sums, **how)
 
         def shaped(x: Bounded, hidden: float = 0.0) -> Bounded:
-            is_row = x.value.shape[-1] == 1 and is_sum
-            return (
-                x if is_row else x.apply(lambda a: layout.to_shape(a, members)).where(seen, hidden)
-            )
+            if x.value.shape[-1] == 1 and is_sum:
+                return x
+            return x.apply(lambda a: layout.to_shape(a, members)).where(seen, hidden)
 
         def column(name: str, offset: float) -> np.ndarray:
             """The factors of all rows, added up in the dtype of computation."""

@@ -19,11 +19,7 @@ TANGENTS = ("log_softmax_jvp", "logsumexp_jvp", "rms_norm_jvp")  # in plain JAX
 
 @np.errstate(all="ignore")
 def bounded(
-    operation: str,
-    *operands: Any,
-    accumulators: int,
-    alike: Any = False,
-    epsilon: float = EPSILON,
+    operation: str, *operands: Any, accumulators: int, alike: Any = False, epsilon: float = EPSILON
 ) -> Bounded:
     """The result of an operation along the last axis, with the largest error of correct arithmetic.
 
