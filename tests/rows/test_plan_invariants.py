@@ -67,19 +67,17 @@ def check_invariants(all_cols, operations, dtype, device):
                 assert tier in ("warp", "block", "block_smem", "cluster"), (cols, operation, tier)
                 continue
             where = (cols, operation, tier, rows, p)
-            scratch = scratch_of(dtype, operation)
             assert p.tier == (tier or p.tier), where
             assert p.pack == 16 // BYTES[dtype], where
             assert p.aligned == (cols % p.pack == 0), where
             assert p.block_threads % 32 == 0, where
             assert 32 <= p.block_threads <= MOST_THREADS, where
-            assert p.smem_bytes + scratch <= limits.smem_per_block, where
+            smem = p.smem_bytes + scratch_of(dtype, operation)
+            assert smem <= limits.smem_per_block, where
             assert p.blocks_per_sm >= 1, where
             assert p.blocks_per_sm * p.block_threads <= limits.threads_per_sm, where
             assert p.blocks_per_sm <= limits.blocks_per_sm, where
-            assert p.blocks_per_sm * (p.smem_bytes + scratch + RESERVED) <= limits.smem_per_sm, (
-                where
-            )
+            assert p.blocks_per_sm * (smem + RESERVED) <= limits.smem_per_sm, where
             assert 1 <= p.grid_blocks < 2**31, where
             _check_tier(p, cols, dtype, operation, rows, limits, where)
 
@@ -187,7 +185,7 @@ COLS_OF_PLACES = (
 PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
 
 
-def plans_of_places(dtype, tier=None):
+def plans_of_places(dtype, tier):
     """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
     # Operations without a reduction have the same p at every offset.
