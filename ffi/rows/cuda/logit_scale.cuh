@@ -21,7 +21,7 @@ struct LogitScale {
   __device__ LogitScale(const C* scales, bool has_cap) : factor(C(1) / scales[0]) {
     if (!has_cap) return;
     inverse_cap = C(1) / scales[1];
-    range = scales[1] * factor, inverse_range = C(1) / range;
+    range = RoundedProduct(scales[1], factor), inverse_range = C(1) / range;
   }
 
   // The transform with a cap, of an element other than -inf. Half types compute tanh |v| as

@@ -127,7 +127,9 @@ struct RowArgs {
     if constexpr (Op::kTakesLabel) {
       const int count = static_cast<int>(cols);  // labels reach as far
       given.label = min(label, count);
-      if constexpr (Op::kSums > 0) {  // else it is a scalar, and its place may be overwritten
+      if constexpr (Op::kSums == 0) {
+        if (Op::kCaps) given.slope = of_row.scale.SlopeAt(Op::Labelled(given.scalar));
+      } else {  // it is no scalar, whose place might be overwritten
         const C element = static_cast<C>(elements[min(max(label, 0), count - 1)]);
         C value[1][1] = {{element}};
         Scale(of_row, value);

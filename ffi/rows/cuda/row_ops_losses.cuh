@@ -132,7 +132,8 @@ struct CrossEntropyForwardGrad
   struct Row : LedRow {
     typename Cuda<T>::OtherColumns other;
     __device__ Row(const auto& of, const auto& given) : LedRow(of, given) {
-      other = {this->label, this->label + 1, this->AtLabel()};
+      const C at_label = kIsCapped ? this->AtLabel() * given.slope : this->AtLabel();
+      other = {this->label, this->label + 1, at_label};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
       if (this->is_left_out) other = {0, cols, this->constant};
     }
@@ -150,10 +151,20 @@ struct CrossEntropyForwardGrad
 // Stores the gradient, given the residuals of the row and cotangents.
 template <typename T, bool kIsCapped>
 struct CrossEntropyGrad : CrossEntropyGradOp<Cuda<T>> {
+  using Base = CrossEntropyGradOp<Cuda<T>>;
+  using typename Base::C;
+  using typename Base::Row;
   static constexpr bool kCaps = kIsCapped;
   static constexpr bool kMayAlign = !kIsCapped;
   using Scale = LogitScale<T>;
   Scale scale;
+
+  __device__ static C Labelled(const auto& scalars) { return scalars[LossScalar::kLabelled]; }
+  __device__ static Row MakeRow(const auto& of, const auto& given) {
+    Row row = Base::MakeRow(of, given);
+    if (kIsCapped) row.other.result *= given.slope;
+    return row;
+  }
 };
 
 }  // namespace jaxkernels

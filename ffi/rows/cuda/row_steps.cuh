@@ -243,6 +243,18 @@ __device__ C ScaledMax(const Op& op, C largest) {
   }
 }
 
+// The maximum of a group's elements, scaled, given the largest of a thread's MaxOfPacks. With
+// CappedTerms, `largest` becomes that of the group.
+template <typename Op, typename Group, typename C>
+__device__ C ReduceMax(const Op& op, Group& group, C& largest) {
+  if constexpr (kMayShareReciprocals<Op>) {
+    largest = AllReduce<MaxReduction<C>>(group, largest);
+    return ScaledMax(op, largest);
+  } else {
+    return AllReduce<MaxReduction<C>>(group, ScaledMax(op, largest));
+  }
+}
+
 // Whether an element of a pack equals `max`, given its scaled elements. Capped elements are
 // compared as computed; others in their storage type, two at a time in 16 bits.
 template <typename Op, typename C, int kSize>
@@ -267,11 +279,7 @@ __device__ void AddPacks(const Op& op, const Terms& terms, InputPacks<Op>& pack,
   if constexpr (kMayShareReciprocals<Op>) ForgetPacks<Op>(pack);
   if constexpr (!std::is_same_v<Terms, SingleTerms>) {
     terms.Compute(pack.input[0], term);
-    if (counts_max && SumPairwise(term) >= terms.LeastOfMax()) {
-#pragma unroll
-      for (C& one : term) one = one >= terms.LeastOfMax() ? C(1) : one;
-      Op::CountMax(term, sum[1]);
-    }
+    if (counts_max) terms.CountMax(pack.input[0], term, sum[1]);
     sum[0] = RoundedSum(sum[0], SumPairwise(term));
   } else {
     C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
@@ -282,14 +290,13 @@ __device__ void AddPacks(const Op& op, const Terms& terms, InputPacks<Op>& pack,
   }
 }
 
-// Replaces the results of columns in `other`, from `column` on and `stride` apart.
-template <typename OtherColumns, typename C, int kSize>
-__device__ void ReplaceOthers(const OtherColumns& other, int column, int stride,
-                              C (&result)[kSize]) {
-  if (other.begin >= column + kSize * stride || other.end <= column) return;
+// Replaces the results of columns in row.other, from `column` on and `stride` apart.
+template <typename Row, typename C, int kSize>
+__device__ void ReplaceOthers(const Row& row, int column, int stride, C (&result)[kSize]) {
+  if (row.other.begin >= column + kSize * stride || row.other.end <= column) return;
 #pragma unroll
   for (int j = 0; j < kSize; ++j) {
-    if (other.Has(column + j * stride)) result[j] = other.result;
+    if (row.other.Has(column + j * stride)) result[j] = row.other.result;
   }
 }
 
@@ -309,26 +316,15 @@ __device__ void FinishPacks(const Op& op, const Terms& terms, const RowView<Op, 
                             InputPacks<Op>& pack, const Row& row, int index,
                             C (&result)[Pack<typename Op::Storage>::kSize]) {
   if constexpr (kMayShareReciprocals<Op>) ForgetPacks<Op>(pack);
-  const auto replace_others = [&](C scale) {
-    if constexpr (requires { row.other; }) {
-      auto other = row.other;
-      other.result *= scale;
-      ReplaceOthers(other, view.Column(index), 1, result);
-    }
-  };
-  C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
-  if constexpr (std::is_same_v<Terms, SingleTerms>) {
+  if constexpr (!std::is_same_v<Terms, SingleTerms>) {
+    terms.Differentiate(pack.input[0], row.factor, result);
+  } else {
+    C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
     WidenAndScale(op, pack, value);
     Finish(op, value, row, result);
-    replace_others(1);
     if constexpr (Op::kCaps) Unscale(op, value, result);
-  } else {
-    C slope[Pack<typename Op::Storage>::kSize];
-    terms.Compute(pack.input[0], row.factor, result, slope);
-    replace_others(Terms::kSlopes);
-#pragma unroll
-    for (int j = 0; j < Pack<typename Op::Storage>::kSize; ++j) result[j] *= slope[j];
   }
+  if constexpr (requires { row.other; }) ReplaceOthers(row, view.Column(index), 1, result);
 }
 
 // Stores the results of pack `index` in their dtype. Time relative to that of a kernel per dtype,

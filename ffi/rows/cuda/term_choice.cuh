@@ -23,24 +23,27 @@ __device__ bool MakesAllSums(const Op& op) {
   }
 }
 
-// Calls body with CappedTerms if `may_share`, or with SingleTerms. Both branches must forget the
-// packs that they read (ForgetPacks): else the compiler widens them for both, before the branch.
+// Calls body with CappedTerms if `may_share` and they fit, else with SingleTerms. `largest`: the
+// largest element, before it was scaled to `max`. Both branches must forget the packs that they
+// read (ForgetPacks): else the compiler widens them for both, before the branch.
 template <bool kMayHide = true, typename Op, typename Body>
-__device__ void WithTerms(const Op& op, typename Op::C max, bool may_share, const Body& body) {
+__device__ void WithTerms(const Op& op, typename Op::C max, typename Op::C largest, bool may_share,
+                          const Body& body) {
   if constexpr (kMayShareReciprocals<Op>) {
     using Terms = CappedTerms<typename Op::Storage, kMayHide>;
-    if (may_share && Terms::Fits(op.scale, max)) return body(Terms(op.scale, max));
+    if (may_share && Terms::Fits(op.scale, max)) return body(Terms(op.scale, max, largest));
   }
   body(SingleTerms());
 }
 
-// As WithTerms, for the results of a row, which must be multiples of its terms.
+// As WithTerms, for the results of a row. CappedTerms fit if these are multiples of its terms. They
+// do not if the row has a NaN, and with it the factor: it would spread to a row that is left out.
 template <typename Op, typename Row, typename Body>
 __device__ void WithTermsOf(const Op& op, const Row& row, const Body& body) {
   if constexpr (kMayShareReciprocals<Op> && Op::kStoresElements) {
-    bool are_multiples = row.constant == 0;
-    if constexpr (requires { row.slope; }) are_multiples &= row.slope == 0;
-    WithTerms(op, row.max, are_multiples, body);
+    bool may_share = row.constant == 0 && row.factor == row.factor;
+    if constexpr (requires { row.slope; }) may_share &= row.slope == 0;
+    WithTerms(op, row.max, 0, may_share, body);
   } else {
     body(SingleTerms());
   }

@@ -48,16 +48,18 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
 
   // Reduce.
   auto found = RowStatistics<Op>::Empty();
+  C largest = 0;
   if constexpr (Op::kUsesMax) {
     for_packs([&](int i) {
       found.max = Max(found.max, MaxOfPacks(op, pack[i]));
       ForgetPacks<Op>(pack[i]);
     });
-    found.max = AllReduce<MaxReduction<C>>(block, ScaledMax(op, found.max));
+    largest = found.max;
+    found.max = ReduceMax(op, block, largest);
   }
   const C reference = found.Reference(found.max);
   C term[kPacks][Pack<T>::kSize];
-  WithTerms(op, reference, !MakesAllSums(op), [&](const auto& terms) {
+  WithTerms(op, reference, largest, !MakesAllSums(op), [&](const auto& terms) {
     for_packs([&](int i) {
       AddPacks(op, terms, pack[i], reference, term[i], found.sum);
       ForgetPacks<Op>(pack[i]);

@@ -42,7 +42,8 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
       of_turn.max = Max(of_turn.max, MaxOfPacks(op, one));
       ForgetPacks<Op>(one);
     }
-    of_turn.max = AllReduce<MaxReduction<C>>(warp, ScaledMax(op, of_turn.max));
+    C largest = of_turn.max;
+    of_turn.max = ReduceMax(op, warp, largest);
     const C reference = of_turn.Reference(of_turn.max);
     const auto add_packs = [&](const Op& with, const auto& terms, C(&sum)[Op::kSums],
                                bool counts_max) {
@@ -53,10 +54,11 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
         ForgetPacks<Op>(one);
       }
     };
-    // CappedTerms of -inf are exp(-range - max): here they do not change a sum of 2 or more.
-    bool may_share = !MakesAllSums(op);
-    if constexpr (kMayShareReciprocals<Op>) may_share &= of_turn.max + op.scale.range >= 28;
-    WithTerms<false>(op, of_turn.max, may_share,
+    // The terms of -inf, which CappedTerms do not remove here, are exp(-range - max) each. If that
+    // is small they do not change a sum of 2 or more; with a smaller sum all are read again.
+    bool are_small = false;
+    if constexpr (kMayShareReciprocals<Op>) are_small = of_turn.max + op.scale.range >= 28;
+    WithTerms<false>(op, of_turn.max, largest, are_small && !MakesAllSums(op),
                      [&](const auto& terms) { add_packs(op, terms, of_turn.sum, false); });
     if (MakesAllSums(op)) {
       AllReduceSums(op, warp, of_turn);
@@ -69,7 +71,7 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
         two.Want(false);
         auto counted = RowStatistics<Op>::Empty();
         TakePacks<Inputs::kOnPacks>(pack, args, view, first, kWarpSize);
-        WithTerms(two, of_turn.max, true,
+        WithTerms(two, of_turn.max, largest, !MakesAllSums(op),
                   [&](const auto& terms) { add_packs(two, terms, counted.sum, true); });
         AllReduceSums(two, warp, counted);
         of_turn.sum[0] = counted.sum[0], of_turn.sum[1] = counted.sum[1];

@@ -73,9 +73,9 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      C largest = found[r].max;
       if constexpr (Op::kUsesMax) {
-        const C own_max = ScaledMax(args.OpWith(scale[r]), found[r].max);
-        found[r].max = Op::Reference(AllReduce<MaxReduction<C>>(group, own_max));
+        found[r].max = Op::Reference(ReduceMax(args.OpWith(scale[r]), group, largest));
       }
       const auto add_all = [&](const auto& terms) {
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           ForgetPacks<Op>(pack[r][p]);
         }
       };
-      WithTerms(args.OpWith(scale[r]), found[r].max, !MakesAllSums(args.op), add_all);
+      WithTerms(args.OpWith(scale[r]), found[r].max, largest, !MakesAllSums(args.op), add_all);
       given[r] = args.GivenOf(args.OpWith(scale[r]), group_row + offset + r, label[r]);
     }
     // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must

@@ -120,6 +120,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     C held_term[kHeld][Pack<T>::kSize];
     auto found = RowStatistics<Op>::Empty();
     bool has_max = true;  // whether this thread may have the maximum
+    C largest = 0;        // the largest element, if the operation uses the maximum
     C sum[kClasses][Op::kSums] = {};
     const int label = args.LabelOf(row);
     const auto& op = args.OpOf(row);
@@ -163,7 +164,8 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
         found.max = Max(found.max, MaxOfPacks(op, pack));
       }
       const C own_max = ScaledMax(op, found.max);
-      found.max = AllReduce<MaxReduction<C>>(block, own_max);
+      largest = found.max;
+      found.max = ReduceMax(op, block, largest);
       if constexpr (Op::kTakesLabel) has_max = own_max == found.Reference(found.max);
     }
     const C reference = found.Reference(found.max);
@@ -192,7 +194,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       }
       if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
     };
-    WithTerms(op, reference, !MakesAllSums(op), add_all);
+    WithTerms(op, reference, largest, !MakesAllSums(op), add_all);
     const auto constants = [&] {
       if constexpr (kLed) {
         LeadRow(args, op, view, row, label, block, cluster, sum, found, led);

@@ -121,8 +121,8 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     } else {
       Finish(op, value, constants, result);
     }
-    if constexpr (Op::kTakesLabel) ReplaceOthers(constants.other, first, lanes, result);
     if constexpr (Op::kCaps) Unscale(op, value, result);
+    if constexpr (Op::kTakesLabel) ReplaceOthers(constants, first, lanes, result);
     auto* const to = chunk.Element(0, row * chunk.cols + first);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {

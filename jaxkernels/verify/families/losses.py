@@ -75,7 +75,8 @@ class TokenLosses(Family):
         x = values.logits(kind, count, cols, problem.dtype, rng)
         x[x[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
         label = _drawn_labels(o, layout, rng)
-        if kind == "finite_mask":  # else the sum of the losses of hidden labels would overflow
+        # Else the sum of the losses of hidden labels would overflow. The masks of all dtypes are below -1e4.
+        if kind == "finite_mask":
             known = np.flatnonzero((label >= 0) & (label < cols) & (x.max(-1) > -1e4))
             x[known, label[known]] = 1
         operands = {"x": layout.to_shape(x, 1)[0], "label": label.reshape(row_shape)}
