@@ -169,9 +169,9 @@ def cross_entropy(
           than the last, and sharded classes.
         * The kernels apply a temperature and a soft cap in the compute type as they read the logits. A
           float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's tanh has an
-          absolute error of 2^-20, and at the label a relative one of 2^-15. XLA applies both for probabilities, and where
-          the loss is differentiated by them, in an array of the logits in the compute type. It applies
-          `where` before the kernels, in a copy of the logits.
+          absolute error of 2^-20, and at the label a relative one of 2^-15. XLA applies both for
+          probabilities, and where the loss is differentiated by them, in an array of the logits in the
+          compute type. It applies `where` before the kernels, in a copy of the logits.
         * If `axis` is sharded, devices exchange one maximum and three sums per row (six sums with
           smoothing or entropy), and nothing in the gradient.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.

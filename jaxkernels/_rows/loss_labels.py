@@ -56,9 +56,8 @@ def fwd_of_labels(
     """The residuals of rows with several labels, from a call for rows without a label."""
     kept = call(x, _without_label(label), *scales)
     found = at_labels(x, label)
-    if (
-        scales
-    ):  # XLA's tanh differs from the kernel's: a logarithm of a probability could be positive
+    # XLA's tanh differs from the kernel's: a logarithm of a probability could be positive.
+    if scales:
         found = jnp.where(label < 0, 0, jnp.minimum(scaled(found, *scales), kept[..., :1]))
     found = widen(found)
     return joined([kept[..., :-1], jnp.where(label >= x.shape[-1], jnp.nan, found)])
