@@ -109,6 +109,7 @@ __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T 
 
 template <typename T>
 __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
+  static_assert(Pack<T>::kSize <= 8, "a bit for each element");
   const auto from = [](int first) {  // bits first to 7 are 1, lower ones 0; higher ones are unused
     return __funnelshift_lc(0, 0xffu, max(first, 0));
   };

@@ -44,6 +44,8 @@ constexpr bool IsReadInLeaves(Operation operation) {
 inline constexpr int kOneReadPacks = 8;
 inline constexpr int kOneReadRegisters = 80;
 inline constexpr int kMostReadLeaves = 256;
+// Static shared memory of a block: the statistics of each leaf, and a barrier.
+constexpr int ReadSmemBytes(int leaf_bytes) { return kMostReadLeaves * leaf_bytes + 8; }
 // Whether the kernels of a tier have a variant for losses that need two sums only. Rows in
 // registers and parts have none: their kernels test at run time.
 constexpr bool HasTwoSums(Operation operation, Tier tier) {

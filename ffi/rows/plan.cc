@@ -152,7 +152,9 @@ RowPlanResult PlanOnTier(const RowProblem& problem, const DeviceLimits& limits) 
 
 }  // namespace
 
-RowPlanResult PlanRows(const RowProblem& problem, const DeviceLimits& limits) {
+RowPlanResult PlanRows(RowProblem problem, const DeviceLimits& limits) {
+  // Arrays of one operand have one offset.
+  problem.shifted &= InputsOf(problem.operation) > 1 || StoresElements(problem.operation);
   RowPlanResult planned = PlanOnTier(problem, limits);
   const bool is_misaligned = problem.offset != 0 || problem.shifted || !problem.broadcast_aligned;
   if (planned.error.empty() || problem.tier == Tier::kAuto || !is_misaligned) return planned;

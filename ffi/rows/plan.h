@@ -109,6 +109,6 @@ struct RowPlanResult {
   std::string error;
 };
 
-RowPlanResult PlanRows(const RowProblem& problem, const DeviceLimits& limits);
+RowPlanResult PlanRows(RowProblem problem, const DeviceLimits& limits);
 
 }  // namespace jaxkernels

@@ -57,11 +57,11 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
   return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
 }
 
-// Bytes of the statistics of a row or a part of it, rounded up to words of 8 bytes.
+// Bytes of the statistics of a row or a part of it.
 constexpr int StatisticsBytes(Operation operation, DType dtype) {
   const int sums = SumsOf(TraitsOf(operation), dtype);
   const int rests = KeepsRest(TraitsOf(operation), dtype) ? sums : 0;
-  return ((1 + sums + rests) * ComputeWidth(dtype) + 7) / 8 * 8;
+  return (1 + sums + rests) * ComputeWidth(dtype);
 }
 
 // Whether warp 0 computes the row constants and broadcasts up to kLedNumbers values to the waiting
@@ -79,9 +79,10 @@ inline constexpr int kLedNumbers = 20;
 // bytes, and one barrier per buffer.
 constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
   const int sums = SumsOf(TraitsOf(operation), dtype);
+  const int statistics_bytes = (StatisticsBytes(operation, dtype) + 7) / 8 * 8;
   const int led_numbers = IsLed(operation) ? kLedNumbers : 0;
   return WholeSmemLines(
-      2 * (32 * sums * ComputeWidth(dtype) + 16 * StatisticsBytes(operation, dtype)) + 2 * 8 +
+      2 * (32 * sums * ComputeWidth(dtype) + 16 * statistics_bytes) + 2 * 8 +
       led_numbers * ComputeWidth(dtype));
 }
 

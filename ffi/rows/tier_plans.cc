@@ -199,18 +199,21 @@ void PlanBlockUncached(const RowProblem& problem, const DeviceLimits& limits, in
 
 namespace {
 
-int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
-  return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps), limits.blocks_per_sm);
+int ReadBlocksPerSm(const RowProblem& problem, int warps, const DeviceLimits& limits) {
+  const int leaf_bytes = StatisticsBytes(problem.operation, problem.dtype);
+  return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps),
+                  limits.BlocksPerSm(32 * warps, ReadSmemBytes(leaf_bytes)));
 }
 
 // Warps per block that minimise the makespan, given the leaves per block. A block takes
 // CeilDiv(leaves, warps) iterations plus kReadHalfTurnsOfRow half iterations.
-int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits& limits) {
+int WarpsForLeaves(const RowProblem& problem, int64_t leaves, int64_t blocks, int most,
+                   const DeviceLimits& limits) {
   const int half_turns_of_row = kReadHalfTurnsOfRow[ArchOf(limits)];
   int best = 1;
   int64_t least = INT64_MAX;
   for (int warps = 1; warps <= std::min<int64_t>(leaves, most); ++warps) {
-    const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(warps, limits);
+    const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(problem, warps, limits);
     const int64_t time =
         CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + half_turns_of_row);
     if (time <= least) best = warps, least = time;
@@ -229,7 +232,8 @@ void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan&
   plan.tier = Tier::kBlockUncached;
   plan.leaf_turns = static_cast<int>(CeilDiv(packs, kTurn * kMostReadLeaves));
   const int64_t leaves = CeilDiv(packs, kTurn * plan.leaf_turns);
-  const int64_t blocks_at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(most_warps, limits);
+  const int64_t blocks_at_once =
+      int64_t{limits.sm_count} * ReadBlocksPerSm(problem, most_warps, limits);
   while (plan.cluster_blocks < std::min(kMostReadBlocks, limits.cluster_blocks) &&
          plan.cluster_blocks * most_warps < leaves &&
          2 * plan.cluster_blocks * problem.rows <= blocks_at_once) {
@@ -237,10 +241,11 @@ void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan&
   }
   const bool has_most_blocks = plan.cluster_blocks == kMostReadBlocks;
   plan.block_threads =
-      32 * WarpsForLeaves(CeilDiv(leaves, plan.cluster_blocks), problem.rows * plan.cluster_blocks,
+      32 * WarpsForLeaves(problem, CeilDiv(leaves, plan.cluster_blocks),
+                          problem.rows * plan.cluster_blocks,
                           has_most_blocks ? kMostReadWarpsOfFew[arch] : most_warps, limits);
   plan.lanes = plan.block_threads * plan.cluster_blocks;
-  plan.blocks_per_sm = ReadBlocksPerSm(plan.block_threads / 32, limits);
+  plan.blocks_per_sm = ReadBlocksPerSm(problem, plan.block_threads / 32, limits);
   plan.grid_blocks =
       std::clamp<int64_t>(problem.rows, 1, INT32_MAX / kMostReadBlocks) * plan.cluster_blocks;
 }

@@ -125,6 +125,10 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
     elif p.leaf_turns > 0:
         _check_read_in_leaves(p, cols, rows, limits, where)
+        traits = contract.OPERATIONS[operation]
+        numbers = 1 + traits.sums_of(oracle.storage(dtype))  # per leaf, in static shared memory
+        leaves = 256 * numbers * oracle.compute(dtype).itemsize + 8
+        assert p.blocks_per_sm * (leaves + RESERVED) <= limits.smem_per_sm, where
         return
     else:
         assert p.lanes == p.block_threads * p.cluster_blocks, where
@@ -186,7 +190,10 @@ PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
 
 
 def plans_of_places(dtype, tier):
-    """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place."""
+    """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place.
+
+    Arrays of one operand are never shifted.
+    """
     pack = 16 // oracle.storage(dtype).itemsize
     # Operations without a reduction have the same p at every offset.
     operations = [name for name, traits in contract.OPERATIONS.items() if traits.sums > 0]
@@ -198,7 +205,8 @@ def plans_of_places(dtype, tier):
             continue  # the tier cannot hold such rows anywhere
         offset = place % pack
         p = jk.plan_softmax((64, cols), dtype, **options, offset=offset, shifted=shifted)
-        yield operation, cols, offset, shifted, p
+        traits = contract.OPERATIONS[operation]
+        yield operation, cols, offset, shifted and traits.inputs + traits.stores_elements > 1, p
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

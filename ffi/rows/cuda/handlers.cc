@@ -55,12 +55,14 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
   bool at_elements = begin % leading_width == 0;
   problem->broadcast_aligned = place(call.attention.mask, MaskAlignment(call.dtype)) == 0 &&
                                place(call.column.data, kPackBytes) == 0;
-  const int column_width = call.column.wide ? ByteWidth(DType::kFloat32) : width;
-  at_elements &= place(call.column.data, column_width) == 0;
+  const int compute_width = ComputeWidth(call.dtype);
+  at_elements &= place(call.column.data, call.column.wide ? compute_width : width) == 0;
   for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
-    at_elements &= place(scalars.data, scalars.wide ? ByteWidth(DType::kFloat32) : width) == 0;
+    at_elements &= place(scalars.data, scalars.wide ? compute_width : width) == 0;
   }
   at_elements &= place(call.labels, sizeof(int32_t)) == 0;
+  at_elements &= place(call.scales.data, compute_width) == 0;
+  at_elements &= place(call.statistics, compute_width) == 0;
   for (int i = 0; i < InputsOf(call.operation); ++i) {
     const int at = place(arrays.in[i], kPackBytes);
     at_elements &= at % width == 0;

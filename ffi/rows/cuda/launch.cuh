@@ -103,6 +103,7 @@ const void* FindPart(const RowPlan& plan) {
     }
   }
   if constexpr (HasPart(kTraits, Part::kStatistics)) {
+    if (plan.part != Part::kStatistics) return nullptr;
     switch (plan.lanes) {
       case kStreamLanes:
         return reinterpret_cast<const void*>(

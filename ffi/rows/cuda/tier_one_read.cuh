@@ -122,6 +122,8 @@ template <typename Op>
 __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
   __shared__ typename Op::Found leaves[kMostReadLeaves];
   __shared__ uint64_t arrived;
+  static_assert(sizeof(leaves) + sizeof(arrived) ==
+                ReadSmemBytes(StatisticsBytes(Op::kOperation, kDTypeOf<typename Op::Storage>)));
   const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
   const int warp = ClusterRank() * warps + threadIdx.x / kWarpSize;
   const int leaf_packs = args.leaf_turns * kOneReadPacks * kWarpSize;
