@@ -37,7 +37,7 @@ def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
         raise TypeError(f"device must be a name, a jax.Device or None; got {chosen!r}")
     if chosen.platform != "gpu" or registry.cuda_module is None:
         raise ValueError(
-            f"device must be a CUDA device, of a jaxkernels built for CUDA; got {chosen!r}"
+            f"device must be a CUDA device, and jaxkernels must be built for CUDA; got {chosen!r}"
         )
     limits = registry.cuda_module.device_limits(chosen.local_hardware_id)
     return registry.cpu_module.DeviceLimits(**limits)

@@ -43,7 +43,7 @@ def as_float32(
     if preferred is not None and preferred != jnp.float32:
         raise TypeError(
             f"{function}: preferred_element_type must be None or float32; got {preferred.name}. Pass "
-            f"float32, and write .astype(jnp.{preferred.name}) behind the product"
+            f"float32, and write .astype(jnp.{preferred.name}) after the product"
         )
     dtypes = (a.dtype.name, b.dtype.name)
     if not all(name in (("float32",) if preferred is None else _HALVES) for name in dtypes):

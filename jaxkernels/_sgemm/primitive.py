@@ -63,7 +63,7 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
         if size_a != size_b and size_a != 1 and size_b != 1:
             raise ValueError(f"sgemm: batch dimensions do not broadcast: a {a.shape}, b {b.shape}")
     if c is None and options.beta != 0:
-        raise ValueError(f"sgemm: beta={options.beta!r} needs a c to be a factor of")
+        raise ValueError(f"sgemm: beta={options.beta!r} needs a c to multiply")
     batch = [y if is_one(x) else x for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
     shape = (*batch, a.shape[m], b.shape[n])
     if c is not None and c.shape != shape:

@@ -79,7 +79,7 @@ def sgemm(
     alpha = checks.as_factor("alpha", alpha)
     beta = checks.as_factor("beta", beta)
     if c is None and (isinstance(beta, jax.Array) or beta != 0):
-        raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
+        raise ValueError(f"sgemm: beta={beta!r} needs a c to multiply")
     return _sgemm(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
 
 
