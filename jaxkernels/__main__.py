@@ -2,7 +2,7 @@
 
 Prints versions, devices, the XLA FFI versions of the build and of the running jaxlib, each target with
 the reason if it is not live, and the errors measured by a self-test of about a second. The exit code is 1
-if a result is wrong or a CUDA device has no kernels, and 0 otherwise.
+if a result is wrong, no target is live, or a CUDA device has no kernels, and 0 otherwise.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def dot_product_attention(
 ) -> jax.Array:
     """Attention with the arguments of Flax, for `attention_fn=` of its layers.
 
-    Works in `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention`. The arguments are
+    It works in `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention`. The arguments are
     the union of those of `flax.linen.dot_product_attention` and `flax.nnx.dot_product_attention`, and the
     last four are ours. Set these with `functools.partial(dot_product_attention, empty_rows="mean")`,
     which both layers accept.
@@ -116,8 +116,8 @@ def dot_product_attention(
             i - left <= j <= i + right, counted from the first.
         empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
             values, as in Flax.
-        implementation: None chooses; on a GPU, cuDNN can compute 16-bit calls and our kernels without
-            scores float32 calls, as in `jaxkernels.dot_product_attention`. "ffi" runs our softmax, and
+        implementation: None chooses: on a GPU, cuDNN can compute 16-bit calls, and our flash kernels can
+            compute float32 calls, as in `jaxkernels.dot_product_attention`. "ffi" runs our softmax, and
             raises an error if it has no kernel. "xla" runs plain JAX.
 
     Returns:

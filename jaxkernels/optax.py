@@ -69,7 +69,7 @@ def softmax_cross_entropy_with_integer_labels(
 
     Raises:
         TypeError: logits are not floating, or labels are not integers.
-        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+        ValueError: `axis` is out of bounds or has duplicates, shapes do not fit, or `where` is not bool.
 
     Notes:
         A label that is out of range gives NaN. Values are computed in float32 or wider and rounded once.
@@ -119,8 +119,8 @@ def softmax_cross_entropy(
         Array of the shape of logits without `axis`, of the dtype of logits and labels together.
 
     Raises:
-        TypeError: logits are not floating.
-        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+        TypeError: logits are not floating, or labels are classes (integers that do not broadcast).
+        ValueError: `axis` is out of bounds or has duplicates, shapes do not fit, or `where` is not bool.
 
     Notes:
         A label of 0 contributes 0. optax returns NaN for a label of 0 with the logit -inf, except in

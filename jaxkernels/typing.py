@@ -1,7 +1,7 @@
 """Types of the arguments of public functions: editors complete them, type checkers find misspellings.
 
-Each list of names appears only here, and the checks at run time read it with `typing.get_args`; but
-`LogitsDtype` is a list of spellings of one dtype.
+The checks at run time read these lists with `typing.get_args`. Three lists are only for types: `Operation`
+and `DeviceName` have their names from C++, and `LogitsDtype` lists the spellings of one dtype.
 
 Example:
     >>> import typing

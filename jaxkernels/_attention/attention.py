@@ -102,7 +102,7 @@ def dot_product_attention(
 
     A drop-in replacement for `jax.nn.dot_product_attention`, except for rows without a key (see
     `empty_rows`). The softmax kernel applies scale, bias, mask and window. float32 products are always
-    float32, whatever `jax_default_matmul_precision` says (see `matmul`). Works with jit, vmap, scan, remat
+    float32, whatever `jax_default_matmul_precision` says (see `matmul`). It works with jit, vmap, scan, remat
     and derivatives of every order and mode. On a GPU, kernels that store no scores run where they are the
     fastest correct choice (`plan_attention`): cuDNN's flash attention for 16-bit types, and on Hopper our
     flash kernels for float32. Otherwise the scores are stored in memory.

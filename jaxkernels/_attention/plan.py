@@ -24,10 +24,10 @@ class AttentionPlan:
     """The implementation that a GPU runs for a call of `dot_product_attention` that names none.
 
     Attributes:
-        implementation: "cudnn", cuDNN's flash attention, "ffi_flash", our flash kernels, float32 on
-            Hopper, or "ffi", our softmax between products. (Forward mode and second
+        implementation: "cudnn" (cuDNN's flash attention), "ffi_flash" (our flash kernels, for float32 on
+            Hopper) or "ffi" (our softmax between products). Forward mode and second
             derivatives are always "ffi". So is the gradient of a bias in 16 bits, and in float32 if
-            queries or keys share the bias.)
+            queries or keys share the bias.
         why: the reason.
         keeps_scores: whether a matrix of queries by keys for each head is stored in memory.
         scratch_bytes: the memory that "ffi_flash" needs besides operands and results, in the forward
@@ -66,7 +66,7 @@ def plan_attention(
     device: DeviceName | Device | None = None,
     cudnn_version: int | None = None,
 ) -> AttentionPlan:
-    """The implementation that a GPU runs for a call of `dot_product_attention`, and why. Needs no GPU.
+    """The implementation that a GPU runs for a call of `dot_product_attention`, and why. It needs no GPU.
 
     Example:
         >>> import jaxkernels as jk

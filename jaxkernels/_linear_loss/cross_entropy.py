@@ -92,7 +92,7 @@ def linear_cross_entropy(
     r"""The cross-entropy of labels for `logits = x @ w + bias`, computed in chunks of rows.
 
     The logits are computed for some rows at a time, a chunk, and overwritten with their gradient.
-    `plan_linear_cross_entropy` returns the size of the chunks. Works with jit, vmap, scan, remat,
+    `plan_linear_cross_entropy` returns the size of the chunks. It works with jit, vmap, scan, remat,
     shard_map and derivatives of every order and mode.
 
     Example:
@@ -115,11 +115,11 @@ def linear_cross_entropy(
         trans_w: w has the shape (V, H), like a table of embeddings.
         where: None, or a mask of bool, of shape (V,). Classes where it is False are hidden, as in
             `cross_entropy`.
-        weights: as for `cross_entropy`, against the shape (...).
+        weights: as for `cross_entropy`: a number, or an array of shape (...) or with sizes of 1.
         label_smoothing: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
         logit_soft_cap: as for `cross_entropy`.
-        temperature: as for `cross_entropy`, a number or an array of shape (...) or with sizes of 1.
+        temperature: as for `cross_entropy`: a number, or an array of shape (...) or with sizes of 1.
         reduction: as for `cross_entropy`.
         return_lse: also returns the log-sum-exp of each row.
         return_entropy: also returns the entropy of the softmax of each row.
@@ -248,7 +248,7 @@ def linear_token_log_probs(
 
     Reinforcement learning of language models needs these, and the entropies. As in
     `linear_cross_entropy`, only the logits of a chunk are stored. Reverse mode accepts any cotangents, so
-    it computes the logits of a chunk again: four products in all. Works with jit, vmap, scan, remat,
+    it computes the logits of a chunk again: four products in all. It works with jit, vmap, scan, remat,
     shard_map and derivatives of every order and mode.
 
     Example:

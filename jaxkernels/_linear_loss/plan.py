@@ -28,13 +28,13 @@ _NAME = "plan_linear_cross_entropy"
 
 # Bytes of a chunk's logits if the user gives no bound.
 _CHUNK_BYTES = 1 << 30
-# Bytes of a chunk's logits if the products are ours: the scratch of "tensor" may take 4 GiB, for w and these.
+# Most bytes of a chunk's logits if the products are ours: "tensor" may use 4 GiB of scratch for w and the logits.
 _SGEMM_CHUNK_BYTES = 2 << 30
 # Rows of a chunk are a multiple of this step, so that products fill their tiles.
 _ROW_STEP = 128
 # Numbers per row that are stored in addition to its logits.
 _ROW_NUMBERS = 40
-# cuBLAS has no fast kernel for rows that begin elsewhere than at multiples of 16 bytes.
+# cuBLAS has no fast kernel for rows that begin between multiples of 16 bytes. Padded sizes are multiples of 64 elements.
 _ALIGNED_BYTES = 16
 _PADDED_SIZE = 64
 _PADDED_PLATFORMS = ("cuda",)
@@ -227,7 +227,7 @@ def plan_linear_cross_entropy(
     platform: PlanPlatform = "cuda",
     device: DeviceName | Device | None = None,
 ) -> LinearCrossEntropyPlan:
-    """The chunks of rows of `linear_cross_entropy` on one device. Needs no GPU.
+    """The chunks of rows of `linear_cross_entropy` on one device. It needs no GPU.
 
     `plan_linear_cross_entropy(rows, features, classes, dtype)`, with sizes instead of shapes, works too.
 
@@ -243,7 +243,7 @@ def plan_linear_cross_entropy(
         x_shape: shape of x, (..., H); in a sharded program, that of a device.
         w_shape: shape of w, (H, V), or (V, H) with `trans_w`; in a sharded program, that of a device.
         dtype: dtype in which x and w are multiplied: float32, bfloat16, float16 or float64.
-        of_dtype: the dtype after three sizes.
+        of_dtype: the dtype, if the first three arguments are sizes.
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
         is_scaled: whether XLA applies a soft cap or a temperature: for derivatives by them, or in plain JAX.
@@ -259,8 +259,8 @@ def plan_linear_cross_entropy(
 
     Raises:
         TypeError: shapes or sizes are not made of integers, or the dtype has no kernels.
-        ValueError: shapes do not fit each other, a size is not positive, or not even one row fits into
-            `max_bytes`.
+        ValueError: shapes do not fit each other, a size is not positive, an option is unknown, or not even
+            one row fits into `max_bytes`.
     """
     if isinstance(x_shape, int):
         sizes = validate.as_shape(_NAME, "sizes", (x_shape, w_shape, dtype))

@@ -119,8 +119,7 @@ def cross_entropy(
             contributes 0.
         axis: the axis of the classes. The last axis is fastest; others are transposed to it.
         where: mask of bool of the shape of logits or with sizes of 1, or of shape (V,) if the classes are
-            last. Classes where it is False are excluded. A
-            row whose label is excluded has the loss inf.
+            last. Classes where it is False are excluded. A row whose label is excluded has the loss inf.
         weights: a factor for the loss of each row: a number, or of the shape of the loss or with sizes of 1.
             A row with the weight 0 has the loss 0 and the gradient 0.
         label_smoothing: e above, a number from 0 to 1. Classes with the logit -inf, such as those that
@@ -169,9 +168,9 @@ def cross_entropy(
           than the last, and sharded classes.
         * The kernels apply a temperature and a soft cap in the compute type as they read the logits. A
           float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's tanh has an
-          absolute error of 2^-20, and at the label a relative one of 2^-15. XLA applies both for
-          probabilities, and where the loss is differentiated by them, in an array of the logits in the
-          compute type. It applies `where` before the kernels, in a copy of the logits.
+          absolute error of 2^-20, and at the label a relative one of 2^-15. For labels that are
+          probabilities, and for derivatives by temperature or cap, XLA applies both in a copy of the logits
+          in the compute type. XLA applies `where` before the kernels, in a copy of the logits.
         * If `axis` is sharded, devices exchange one maximum and three sums per row (six sums with
           smoothing or entropy), and nothing in the gradient.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
@@ -312,12 +311,12 @@ def token_log_probs(
         have the shape of logits without `axis`.
 
     Raises:
-        TypeError: as `cross_entropy`.
+        TypeError: as `cross_entropy`, and if ids are not integers.
         ValueError: as `cross_entropy`.
 
     Notes:
-        The notes of `cross_entropy` with the reduction "none" apply. K ids of each row read the logits as
-        often as one does, sort the ids, and overwrite K elements of the gradient.
+        The notes of `cross_entropy` with the reduction "none" apply. With K ids per row the logits are read
+        as often as with one; the ids are sorted, and K elements of each row of the gradient overwritten.
         To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     name = "token_log_probs"

@@ -111,7 +111,7 @@ def logsumexp(
             transposed to it.
         b: factors of the exponentials; None means 1. They broadcast against a. If `b` varies along
             `axis`, plain JAX computes the sum; otherwise log|b| is added to the result of the kernel. An
-            element with the factor 0 is excluded, NaN included.
+            element with the factor 0 is excluded, even if it is NaN.
         keepdims: keeps the summed axes in the result, with size 1.
         return_sign: also returns the sign of the sum. Without it, the logarithm of a negative sum is
             NaN.
@@ -134,7 +134,7 @@ def logsumexp(
             of the tier cannot hold such a row. (If shared memory cannot, the program fails when it
             runs.)
         NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
-            platform without kernels it is raised when the program is lowered.
+            platform without kernels only "ffi" raises it, when the program is lowered.
 
     Notes:
         * 16-bit types are computed in float32 and rounded once, also in the gradient. log|b| is added to the
@@ -202,7 +202,7 @@ def logsumexp(
 def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
     """The dtype to which JAX promotes the arguments of a floating-point function."""
     dtype = x.dtype if factor is None else validate.promoted_dtype(x, factor)
-    given = jax.ShapeDtypeStruct((), dtype)  # an empty array of a GPU may hold NaN, a false alarm
+    given = jax.ShapeDtypeStruct((), dtype)  # debug_nans may find NaN in a GPU's empty array
     return jnp.dtype("float32") if dtype == jnp.bool_ else validate.computation_dtype(given)
 
 

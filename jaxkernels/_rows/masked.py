@@ -41,9 +41,9 @@ def scaled_masked_softmax(
 ) -> jax.Array:
     r"""Softmax of `scale * scores + bias` along the last axis, over the columns that each row may attend to.
 
-    Takes one pass over the scores. The kernel applies scale, bias, mask, causal structure and window when
+    It takes one pass over the scores. The kernel applies scale, bias, mask, causal structure and window when
     it loads a row. Masks and biases that broadcast are not copied, and columns outside of the causal
-    structure or the window are not read. All sizes work. Works with jit, vmap, scan, remat, shard_map
+    structure or the window are not read. All sizes work. It works with jit, vmap, scan, remat, shard_map
     and derivatives of every order and mode.
 
     Example:
@@ -83,7 +83,7 @@ def scaled_masked_softmax(
             or complex, `window` contains a value that is not an integer, or a static argument is
             traced.
         ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
-            mask is not bool, the bias is a scalar, scale is not, or `window`, `empty_rows`, `tier` or
+            mask is not bool, the bias is a scalar, scale is no scalar, or `window`, `empty_rows`, `tier` or
             `implementation` is not one of the above.
         NotImplementedError: `implementation="ffi"` on a platform without kernels, when the program
             is lowered.

@@ -62,8 +62,8 @@ def plan_softmax(
     Raises:
         TypeError: the shape is not a sequence of integers, the dtype has no kernels, or `device` is
             neither a name nor a device.
-        ValueError: operation, device or tier is unknown, the offset is 16 bytes or more, or the tier
-            cannot serve such rows on this device.
+        ValueError: operation, device or tier is unknown, a dimension is negative, the offset is 16 bytes or
+            more, or the tier cannot serve such rows on this device.
     """
     if operation not in contract.OPERATIONS:
         listed = ", ".join(map(repr, contract.OPERATIONS))

@@ -36,6 +36,7 @@ def _along_columns(column: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _rms_jacobian_times(x: jax.Array, t: jax.Array, epsilon: float) -> jax.Array:
+    """The product A t, with A as for `rms_norm_grad`."""
     r = _over_rms(x, epsilon)
     return r * (t - x * (r * r * jnp.mean(x * t, axis=-1, keepdims=True)))
 
@@ -143,12 +144,12 @@ def rms_norm(
     Raises:
         TypeError: x or scale is not an array or number, or is complex, or x is bool; `axis` is not an
             integer, or `epsilon` or `scale_offset` not a number.
-        ValueError: `axis` is out of bounds, the shape of scale is another, epsilon is negative or NaN,
+        ValueError: `axis` is out of bounds, scale has another shape, epsilon is negative or NaN,
             `scale_offset` is given without a scale, `tier` or `implementation` is not one of the above, or
             the registers of the tier cannot hold such a row. (If shared memory cannot, the program fails
             when it runs.)
         NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
-            platform without kernels it is raised when the program is lowered.
+            platform without kernels only "ffi" raises it, when the program is lowered.
 
     Notes:
         * Reverse mode stores x and the scale. A kernel reads x and dy once and writes dx. The gradient of the

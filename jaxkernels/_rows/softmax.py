@@ -152,8 +152,8 @@ def softmax(
             are excluded, and are 0 in the result. A fully masked row is 0 and has the gradient 0.
         tier: selects a GPU kernel for measurements: "warp", "block", "block_smem", "cluster" (compute
             capability 9.0 and later, and code compiled for it) or "block_uncached". None lets the plan
-            choose (see `plan_softmax`). It has no effect if the axis is sharded, nor on a CPU, where it
-            is an error with `implementation="ffi"`.
+            choose (see `plan_softmax`). It has no effect if the axis is sharded, nor without a GPU. It is an
+            error with `implementation="xla"` and, on a CPU, with "ffi".
         implementation: None uses a kernel if there is one, but XLA's softmax for rows that are too long
             for the shared memory of a cluster (`plan_softmax(...).xla_by_default`). "ffi" uses a kernel
             for these rows too, and raises an error if there is none. "xla" calls `jax.nn.softmax`.
@@ -168,7 +168,7 @@ def softmax(
             broadcast, `tier` or `implementation` is not one of the above, or the registers of the
             tier cannot hold such a row. (If shared memory cannot, the program fails when it runs.)
         NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
-            platform without kernels it is raised when the program is lowered.
+            platform without kernels only "ffi" raises it, when the program is lowered.
 
     Notes:
         * 16-bit types are computed in float32 and rounded once, also in the gradient. jax.nn rounds the
@@ -236,7 +236,7 @@ def log_softmax(
             broadcast, `tier` or `implementation` is not one of the above, or the registers of the
             tier cannot hold such a row. (If shared memory cannot, the program fails when it runs.)
         NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
-            platform without kernels it is raised when the program is lowered.
+            platform without kernels only "ffi" raises it, when the program is lowered.
 
     Notes:
         The notes of `softmax` apply. Reverse mode stores the result y: `dx = dy - exp(y) * sum(dy)`.

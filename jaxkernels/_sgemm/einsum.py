@@ -47,9 +47,9 @@ def einsum(
         (5, 2, 4)
 
     Args:
-        subscripts: the labels, such as "bij,bjk->bik", or the first array of the other form.
+        subscripts: the labels, such as "bij,bjk->bik", or the first array, with lists of labels as in NumPy.
         *operands: arrays, of any dtype and shape that fit the labels.
-        out: None.
+        out: must be None.
         optimize: the order of contractions.
         precision: precision of XLA's products. float32 products refuse a request for more, such as
             "F64_F64_F64".

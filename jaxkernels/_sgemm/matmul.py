@@ -41,7 +41,7 @@ def matmul(
     On an NVIDIA GPU `jnp.matmul` computes float32 products in TF32, with a relative error of 3e-4,
     unless a precision is given. This function always computes in float32, whatever
     `jax_default_matmul_precision` says. It runs this package's SGEMM kernels on NVIDIA GPUs, and XLA's
-    product at highest precision elsewhere. Works with jit, vmap, scan, remat, shard_map and derivatives
+    product at highest precision elsewhere. It works with jit, vmap, scan, remat, shard_map and derivatives
     of every order and mode, which are float32 products too.
 
     Example:
@@ -81,8 +81,8 @@ def matmul(
             arrays.
         ValueError: shapes do not fit, `precision` is unsuitable, `algorithm` or `implementation` is
             unknown, or an `algorithm` is given for XLA's product.
-        NotImplementedError: `implementation="ffi"` and there is no kernel. For a platform without
-            kernels it is raised when the program is lowered.
+        NotImplementedError: `implementation="ffi"` and there is no kernel (for a platform without kernels,
+            when the program is lowered), or `algorithm` or "ffi" is given for a call that only XLA serves.
 
     Notes:
         * The error of an element is at most `k * eps * (|a| |b|)`, eps = 2^-24, with every algorithm. With

@@ -2,7 +2,7 @@
 
 Rows of op(a), columns of op(b) and the batch are sharded without communication. If the contracted
 dimension is sharded, each device multiplies its shards and one all-reduce adds the products. If the
-result shall be sharded over the same devices, a reduce-scatter replaces the all-reduce. beta * c is added
+result is to be sharded over the same devices, a reduce-scatter replaces the all-reduce. beta * c is added
 once, after it.
 
 Owns: the sharding rule and the per-device functions. Must not know: the primitive, or how a local product

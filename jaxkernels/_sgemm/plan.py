@@ -47,16 +47,16 @@ def plan_sgemm(
     Args:
         a_shape: shape of a, (..., m, k), or (..., k, m) with `trans_a`.
         b_shape: shape of b, (..., k, n), or (..., n, k) with `trans_b`. Batch dimensions broadcast.
-        k: the contracted dimension, after the sizes m and n.
+        k: the size of the contracted dimension, if the first two arguments are m and n.
         batch: the number of products, or the batch dimensions; only with sizes.
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin"
             or "tensor". None uses `default_algorithm`, or chooses between the last three by a model of
             their times. If an algorithm cannot serve the product, the plan is that of "pipelined".
-            "thin" needs at most 64 of k (128 with up to 16 rows or columns), at most 4 rows or
+            "thin" needs a k of at most 64 (128 with up to 16 rows or columns), at most 4 rows or
             columns, or at most 8 if the long dimension of the other operand is contiguous in memory.
-            "tensor" needs 32 to 65536 of k, Hopper's tensor cores and code for them, and at most 8 GiB
+            "tensor" needs a k of 32 to 65536, Hopper's tensor cores and code for them, and at most 8 GiB
             of scratch for 1/32 of the batch (4 GiB if it is not named).
         device: as for `plan_softmax`.
         aligned_a: whether a, or its padded copy, begins at a multiple of 16 bytes. An operand
