@@ -70,7 +70,7 @@ def problems(platform: str) -> Iterator[Problem]:
 
 
 def _calls_kernels(problem: Problem, target: str) -> bool:
-    """Whether the program of a problem calls a target for all its results: XLA's may be right, too."""
+    """Whether the program of a problem calls a target for all its results; XLA's results could be right too."""
     operands, _ = draw.numbers(problem, 0)
     with jax.enable_x64(problem.wide):
         program = jax.jit(family_of(problem.operation).core(problem))

@@ -84,7 +84,7 @@ def serves(dot: Callable[..., jax.Array], *operands: jax.Array) -> bool:
 
 
 def product(lacking: Lacking, left: jax.Array, right: jax.Array, dtype: Any) -> jax.Array:
-    """The product with the shape of W, X or Y, `lacking`, from bfloat16 arrays like the other two in order.
+    """The product with the shape of `lacking`, from bfloat16 arrays with the shapes of the other two in order.
 
     Sums are float32. Cotangents are rounded to bfloat16; our softmax already returns that of the scores
     in bfloat16.

@@ -53,8 +53,8 @@ _LEAST_CAPABILITY = 80
 MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
-# Our flash kernels run from this number of scores on, times the part of the tiles of 128 queries
-# that T fills: T / (128 ceil(T / 128)). 2^22 lies between the first two shapes. Times in ms, the kernels
+# The least number of scores with which our flash kernels run. The scores count times the part of the tiles
+# of 128 queries that T fills: T / (128 ceil(T / 128)). 2^22 lies between the first two shapes. Times in ms, the kernels
 # first, then our softmax: H200, 2026-11-26, shapes as below, forward only or with gradients "(g)", for the
 # kernels the sum of two timings. Each timing includes 0.045 ms of dispatch by the host.
 # (8, 128 x 128, 8, 64): 0.049, 0.050; (g) 0.108, 0.095
@@ -166,7 +166,7 @@ def _is_large(problem: Problem) -> bool:
 
 
 def _is_faster_in_cudnn(problem: Problem) -> bool:
-    """Whether cuDNN is faster, and as right, for a call that it serves.
+    """Whether cuDNN is faster, and as accurate, for a call that it serves.
 
     Times in ms, cuDNN first, then ours: H200, 2026-11, 16-bit dtypes, shapes (B, T x S, N, H), forward
     only or with gradients "(g)". XLA's own softmax between its products was at most 6 % faster than ours,
@@ -174,8 +174,8 @@ def _is_faster_in_cudnn(problem: Problem) -> bool:
     """
     # Below this number of scores ours takes no longer than cuDNN takes to start. In 20 forward layers and
     # layers with gradients, of 4 to 14 million scores, the choice takes 1.06 times as long as the better
-    # one (geometric mean; 1.6 times at most), 1.31 times with a limit of 2^24 at every depth. Decoding
-    # was not measured with fewer scores than that.
+    # one (geometric mean; 1.6 times at most). With a limit of 2^24 at every depth it takes 1.31 times as long
+    # as the better one. Decoding was not measured with fewer than 2^24 scores.
     # (16, 128 x 128, 16, 128): 0.056, 0.054; (g) 0.116, 0.152
     # (8, 256 x 256, 8, 128): 0.065, 0.040; (g) 0.116, 0.107
     # (16, 128 x 128, 16, 64): 0.054, 0.041; (g) 0.112, 0.116

@@ -185,7 +185,7 @@ def _lower(
 ) -> Any:
     """Lowers "forward" or "backward".
 
-    It runs cuDNN or our kernels on one CUDA device or on each device's shards, and else the plain form.
+    It runs cuDNN or our kernels on one CUDA device or on each device's shards, otherwise the plain form.
 
     If no callback can partition the call, as in an exported program, every device would compute on whole
     arrays. The call then uses the plain form, unless the user asked for an implementation.

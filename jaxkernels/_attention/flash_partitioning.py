@@ -3,8 +3,8 @@
 Batch and heads are sharded without communication. With more devices than key heads, key heads are
 replicated, and each device uses the one that its query heads share; cotangents of keys and values are
 then all-reduced. Our flash kernels also keep sharded queries; cotangents of keys and values are then
-all-reduced as well. Forward, they keep the sharded keys of few queries, and merge the results by the sums
-of their rows. Mesh axes that shard another dimension shard heads or batch instead, or queries in float32,
+all-reduced as well. In the forward pass keys stay sharded if queries are few, and the results are merged by
+the sums of their rows. Mesh axes that shard another dimension shard heads or batch instead, or queries in float32,
 if their size divides one of them. Otherwise their devices compute the same.
 
 Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.

@@ -20,7 +20,7 @@ class Operands(NamedTuple):
 
     q: Any  # (B, T, N, H)
     k: Any  # (B, S, K, H); N is a multiple of K
-    v: Any  # (B, S, K, H)
+    v: Any  # (B, S, K, H), or another depth
     bias: Any = None  # broadcasts to (B, N, T, S); it is added to the scaled scores
     mask: Any = None  # bool, broadcasts to (B, N, T, S); True keeps a score
     q_lengths: Any = None  # int32 of shape (B,); the result is 0 for later queries

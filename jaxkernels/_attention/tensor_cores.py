@@ -95,7 +95,7 @@ def _call(
 
 
 def _bias_groups(given: Operands) -> int:
-    """The groups of heads with partial sums of the bias's gradient: two blocks for each SM."""
+    """The number of partial sums of the bias's gradient, over groups of heads: each SM gets up to two blocks."""
     planned = plan(given.sizes(), devices.limits_of(None), backward=True)
     batch, heads, queries, keys = given.bias.shape
     members = 1 if batch > 1 else planned.batch_of_group

@@ -45,7 +45,7 @@ cached_by_identity: Callable[[Callable[..., Any]], Callable[..., Any]] = util.we
 
 @contextlib.contextmanager
 def context_of(eqn_context: Any, aval: Any) -> Iterator[None]:
-    """Traces as an equation was: on its mesh, and keeping the varying axes that its operand has."""
+    """Traces as an equation was traced: on its mesh, and with the varying axes of its operand."""
     with eqn_context.manager, config._check_vma(bool(aval.manual_axis_type.varying)):
         yield
 

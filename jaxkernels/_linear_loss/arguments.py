@@ -1,7 +1,7 @@
 """Checks the arguments of losses of a linear layer and converts them to operands of the primitives.
 
 Owns: the checks of x, w, bias and their ids, and the errors. `name` is the public function that the errors
-name, and `argument` its argument of ids. Must not know: how a loss is computed.
+name, and `argument` its argument with the ids. Must not know: how a loss is computed.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Options:
     Attributes:
         all_sums: whether the entropy or the label smoothing is needed.
         logits_dtype: dtype of the logits; None for that of x.
-        algorithm: of float32 products, if its scratch fits into `max_bytes`.
+        algorithm: that of float32 products, if its scratch fits into `max_bytes`.
     """
 
     trans_w: bool = False
@@ -159,7 +159,7 @@ def run(
         devices = math.prod(lax.axis_size(axis) for axis in rows.axes)
         classes = given["w"].shape[0 if call.options.trans_w else 1]
         label = jnp.clip(flat["label"], -1, devices * classes)
-        # Device i begins at i times its padded number of classes, and a label beyond all stays there.
+        # The classes of device i begin at i times the padded number. A label beyond all classes stays beyond.
         flat["label"] = label + label // classes * layout.pad_classes
     if call.operation == "grad" and (chunk_rows is not None or "scales" in flat):
         # The barrier keeps XLA from storing the forward pass's logits of the first chunk for reuse.
@@ -233,7 +233,7 @@ class _Piece:
         return jnp.pad(operand, widths) if any(n for _, n in widths) else operand
 
     def _hidden(self, logits: jax.Array, given: Arrays) -> jax.Array:
-        """Hides classes, in place."""
+        """Gives padded classes, and those that `where` hides, the logit -inf, in place."""
         count = self.layout.pad_classes
         if "where" in given:  # False in the padding
             logits = jnp.where(given["where"], logits, -jnp.inf)
@@ -256,7 +256,7 @@ class _Piece:
             logits = _plus(logits, given["bias"])
         if operation == "jvp":
             return {"tangent": self._tangent(given, logits)}
-        # Kernels apply scales, but plain JAX those that have gradients.
+        # Kernels apply scales; plain JAX applies those that need gradients.
         is_scaled = "scales" in given and "dscales" not in self.call.wanted
         scaled = logits
         if "scales" in given and not is_scaled:
@@ -289,7 +289,7 @@ class _Piece:
         is_scaled: bool,
         sums: Arrays | None,
     ) -> Arrays:
-        """Backpropagates the logits' gradient to x, w and bias; unused rows get zero."""
+        """Backpropagates the logits' gradient to x, w, bias and scales; unused rows get zero."""
         options, wanted = self.call.options, self.call.wanted
         x, w = given["x"], given["w"]
         found = {}

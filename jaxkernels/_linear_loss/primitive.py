@@ -4,8 +4,8 @@ z = x w + b are the logits of a row, before cap and temperature, and g is their 
     dx = g w^T,   dw = sum x^T g,   db = sum g.
 First derivatives store z and g for one chunk of rows at a time. Users' code differentiates `measures` and
 `loss`. The tangent of the measures is the linear primitive `jvp`; its transpose `grad` recomputes the
-logits. The tangent of a loss is (dx, x') + (dw, w') + ..., and `fwd_grad` computes these gradients with
-the loss. For second and higher derivatives JAX differentiates one chunk of all rows.
+logits. The tangent of a loss is (dx, x') + (dw, w') + ..., inner products of gradients and tangents, and `fwd_grad`
+computes these gradients with the loss. For second and higher derivatives JAX differentiates one chunk of all rows.
 
 Owns: the transformation rules. Must not know: what users may pass, or how a chunk is computed.
 """

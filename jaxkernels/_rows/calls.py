@@ -4,7 +4,7 @@ The statistics kernel reduces this device's columns. One all-reduce combines the
 needs them), and another the sums. The finish kernel then computes this device's columns of the result;
 per-row results need no finish kernel. Each kernel reads the operands once.
 
-For float32 and float64 log_softmax also counts the elements equal to the maximum. If a shard's maximum
+In float32 and float64, log_softmax also counts the elements equal to the maximum. If a shard's maximum
 is below the row's, its count moves to the other sum.
 
 The maxima and sums of shards are combined as in Milakov and Gimelshein, "Online normalizer calculation
@@ -42,7 +42,7 @@ def row_dims(attributes: dict[str, Any]) -> int:
 
 
 def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> dict[str, Any]:
-    """The attributes of a call of whole rows; `given` may contain others."""
+    """The attributes of a call of whole rows; others in `given` are dropped."""
     known = {name: given.get(name, value) for name, value in (_OF_PARTS | OPEN).items()}
     if operation.averages:  # the targets read the epsilon from the scale
         known["scale"] = np.float64(given["epsilon"])
@@ -94,7 +94,7 @@ def statistics(
 ) -> jax.Array:
     """(maximum, sums...) of this device's columns, of shape (..., 1 + sums) in the compute dtype.
 
-    `operands` are those that are not of each row, and scales.
+    `operands` are all except per-row ones; scales, although per row, are included.
     """
     first = operands[0]
     shape = (*first.shape[:-1], 1 + operation.sums_of(first.dtype))

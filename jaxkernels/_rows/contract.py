@@ -175,7 +175,7 @@ class RowKernel:
         return self.primitive.bind(*equal, **params)
 
     def for_labels(self, call: Callable[..., Any], *operands: jax.Array) -> Any:
-        """`call(*operands)`, a call of the kernel, which takes one label, for any number of labels."""
+        """`call(*operands)` for any number of labels; `call` runs the kernel, which takes one label per row."""
         if self.of_labels is None or operands[1].shape[-1] == 1:
             return call(*operands)
         return self.of_labels(call, *operands)

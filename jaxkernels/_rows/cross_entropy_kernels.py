@@ -142,12 +142,12 @@ cross_entropy_loss_jvp = primitive.of_operation(
 
 
 def _times(cotangent: jax.Array, x: jax.Array) -> jax.Array:
-    """The product; 0 where the cotangent is 0, also if x is not finite, as in the kernels of a loss of each row."""
+    """The product; 0 where the cotangent is 0, even if x is not finite, as in the gradient kernel."""
     return cotangent * jnp.where((cotangent == 0) & ~jnp.isfinite(x), 0, x)
 
 
 def _transpose_of_weighted_loss(cotangents: Any, *operands: Any, **params: Any) -> list[Any]:
-    """The known gradient times the loss's cotangent or, if measures have one too, one of both."""
+    """The known gradient times the loss's cotangent; if measures have one, the gradient kernel serves both."""
     of_loss, of_measures = cotangents
     *given, dx = operands
     *others, numbers, kept, gradient = given
@@ -296,8 +296,8 @@ def weighted_loss(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`Calls.weighted_loss` by kernels."""
     kept = how.run(cross_entropy_fwd, x, label, scales)
-    # The derivative's kernel gives mapped measures if vmap maps `numbers` alone. JAX needs mapped ones here too;
-    # XLA removes the selection.
+    # The kernel of the derivative returns mapped measures if vmap maps only `numbers`. JAX needs mapped measures
+    # here too, and the select makes them. XLA removes it.
     found, largest = (jnp.where(False, numbers[..., :1], part) for part in how.of_rows(kept))
     return how.loss_of(label, kept, numbers), found, largest
 

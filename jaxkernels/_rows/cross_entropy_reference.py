@@ -69,9 +69,9 @@ def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
 def cross_entropy_fwd(
     x: jax.Array, label: jax.Array, *scales: jax.Array, all_sums: bool, has_scales: bool = False
 ) -> jax.Array:
-    """The residuals of each row, (..., 7), of logits that `scaled` has transformed if there are scales.
+    """The residuals (..., 6 + labels) of each row of logits; `scaled` transforms the logits if there are scales.
 
-    Without `all_sums` spread, total and seen are 0.
+    The spread, total and seen are 0 without `all_sums`.
     """
     del has_scales
     x = scaled(x, *scales) if scales else widen(x)  # once, so that its gradient is rounded once

@@ -125,7 +125,7 @@ def jvp_of(
     tangents: Any,
     moving: Sequence[int] | None = None,
 ) -> Any:
-    """`jax.jvp` of a function of a list by operands `moving`, by default those that have a tangent."""
+    """`jax.jvp` of a function of a list, for the operands `moving`; by default, all that have a tangent."""
     if moving is None:
         moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 

@@ -4,7 +4,7 @@ Owns: the public function, the divergence of a row in plain JAX, and its derivat
 primitive works, or how a kernel is launched.
 
 The kernels reduce the two logits of a row to their maxima and log-sum-exps. One fused pass over both then
-makes the divergence, and one more each gradient. With p and q the softmaxes and r = log p - log q,
+computes the divergence, and another pass each gradient. With p and q the softmaxes and r = log p - log q,
 
     KL = sum_j p_j r_j = sum_j (p_j r_j + q_j - p_j),
 
@@ -73,7 +73,7 @@ def _terms(x: jax.Array, target: jax.Array, kept: jax.Array, *scales: jax.Array)
 
 
 def _bregman(r: jax.Array) -> jax.Array:
-    """R + exp(-r) - 1 for |r| < 1/2, by its Taylor series."""
+    """The value r + exp(-r) - 1 for |r| < 1/2, by its Taylor series."""
     last = 17 if r.dtype == jnp.float64 else 10
     total = jnp.full_like(r, 1 / math.factorial(last))
     for k in range(last - 1, 1, -1):
@@ -84,8 +84,8 @@ def _bregman(r: jax.Array) -> jax.Array:
 def _two_sums(*terms: jax.Array) -> list[jax.Array]:
     """The sums of each row.
 
-    A CPU sums both by one reduction, because XLA would store what two ones share. A GPU's XLA stores the
-    terms of few rows in both cases.
+    On a CPU one reduction computes both, because XLA would store the terms that two reductions share. On a
+    GPU XLA stores the terms of few rows either way.
     """
 
     def by_one(*terms: jax.Array) -> list[jax.Array]:
@@ -223,8 +223,8 @@ def softmax_kl_divergence(
 
     p is the softmax of `target_logits / temperature` (a teacher) and q that of `logits / temperature` (a
     student). This is `optax.losses.kl_divergence(log_q, p)` without the arrays of log-probabilities. The
-    only arrays of the size of the logits are the gradients, in the dtypes of the logits, and on a GPU
-    float32 terms, which XLA stores at least if rows are few.
+    only arrays of the size of the logits are the gradients, in the dtypes of the logits, a copy for a mask
+    and, on a GPU, float32 terms, which XLA stores at least for few rows.
 
     On CPUs and NVIDIA GPUs this package's kernels compute the log-sum-exps, and XLA the rest; elsewhere plain
     JAX runs. It works with jit, vmap, scan, remat, shard_map and derivatives of every order and mode.

@@ -49,7 +49,7 @@ def _check_number(name: str, argument: str, value: Any) -> None:
 
 
 def _check_smoothing(name: str, value: Any) -> None:
-    """Raises ValueError for a concrete number that is no share."""
+    """Raises ValueError for a concrete number that is not from 0 to 1."""
     known = _known(value)
     if known is not None and not 0 <= known <= 1:
         raise ValueError(f"{name}: label_smoothing must be from 0.0 to 1.0; got {value}")

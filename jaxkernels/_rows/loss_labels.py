@@ -1,7 +1,7 @@
 """Elements at the labels of a row, and losses of rows with several labels.
 
-Owns: how elements are read and written at labels, and how a call for rows without a label serves
-several. Must not know: axes, how labels are checked, primitives.
+Owns: how elements are read and written at labels, and how a call for rows without a label serves rows
+with several labels. Must not know: axes, how labels are checked, primitives.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def fwd_of_labels(
 def grad_of_labels(
     call: Callable[..., Any], x: jax.Array, label: jax.Array, *others: jax.Array
 ) -> jax.Array:
-    """The gradient of rows with several labels: that of a call without, then overwritten at labels.
+    """The gradient of rows with several labels: that of a call without labels, overwritten at the labels.
 
     The last of equal labels writes the sum of their gradients. x is not read here, because the call may
     overwrite it.

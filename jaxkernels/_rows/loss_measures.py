@@ -111,7 +111,7 @@ def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
 def coefficients_of(
     weight: jax.Array, reduction: Reduction, smoothing: ArrayLike, z_loss: ArrayLike
 ) -> jax.Array:
-    """The `Coefficients` of each row, whose losses are summed: a "mean" divides by the sum of weights."""
+    """The `Coefficients` of each row; "mean" divides the weights by their sum, so that losses are only summed."""
     if reduction == "mean":
         total = jnp.sum(weight)
         weight = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
@@ -125,7 +125,7 @@ def coefficients_of(
 
 @jax.custom_jvp
 def _z_term(z: jax.Array, lse: jax.Array) -> jax.Array:
-    """Z lse^2, and its derivative, without the product lse^2, which may overflow."""
+    """The term z lse^2, and its derivative, without the product lse^2, which may overflow."""
     return z * lse * lse
 
 
@@ -140,7 +140,7 @@ def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def loss_of(
     is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
 ) -> jax.Array:
-    """Weight * (q nll + smoothing distance + z lse^2) of each row; 0 if not counted.
+    """The loss of each row, weight * (q nll + smoothing distance + z lse^2); 0 if not counted.
 
     A row with the weight 0 gives 0 even if its loss is not finite. If q is 0, a masked label contributes
     nothing.

@@ -32,6 +32,7 @@ def lower_kernel(
     require_kernel: bool,
     **attributes: Any,
 ) -> Any:
+    """Lowers a call to the FFI target, to a call that a callback partitions, or to other JAX operations."""
     options = {"tier": tier, "require_kernel": require_kernel}
     if not registry.has_kernels(platform):
         return lower_reference(kernel, ctx, *operands, **options, **attributes)
@@ -73,7 +74,7 @@ def lower_kernel(
         return traced(functools.partial(_plain, kernel, attributes))
     has_column = any(x.role == "column" for x in kernel.operands_of(**attributes))
     if has_column and not require_kernel and partitioned_calls.may_be_split(ctx):
-        # Attributes cannot say that a column has no rows to split, so XLA would gather the call.
+        # Attributes cannot say that a column has no rows to split, so XLA would gather the other operands.
         return traced(functools.partial(_plain, kernel, attributes))
     row_dims = calls.row_dims(attributes)
     rule = jax.ffi.ffi_lowering(

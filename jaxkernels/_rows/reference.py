@@ -118,7 +118,7 @@ def below(x: jax.Array, largest: jax.Array) -> jax.Array:
 
 
 def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
-    """exp(x - largest), corrected for the rounding of x - largest, which costs up to 90 ulp alone."""
+    """exp(x - largest), corrected for the rounding of x - largest; this rounding alone costs up to 90 ulp."""
     difference = below(x, largest)
     exponential = jnp.exp(difference)
     return exponential + exponential * difference_error(x, largest, difference)
