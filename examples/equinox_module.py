@@ -3,9 +3,8 @@
 Equinox has no argument for a softmax. Its attention calls ``jax.nn.softmax``, so inside
 ``jaxkernels.patch_jax_nn()`` the unchanged layer runs our kernel. The new module calls
 ``jaxkernels.scaled_masked_softmax``, which includes scale and mask. The example compares both with
-Equinox's layer with the same weights, causal, under ``jax.vmap`` over the batch and a second one over
-the heads: outputs and gradients are equal within rounding, and the compiled program names our
-kernels.
+Equinox's causal layer with the same weights, under ``jax.vmap`` over the batch and over the heads. Outputs
+and gradients are equal within rounding, and the compiled program names our kernels.
 
 Run: python examples/equinox_module.py [--length N]    (exit code 1 if anything differs)
 """
@@ -89,7 +88,7 @@ class CausalEquinox(eqx.Module):
 def run(module: Any, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[str]]:
     """Outputs, gradients by all weights, and our kernels in the compiled program.
 
-    A new function each time: a jitted one would keep the softmax that it was traced with.
+    The function is new each time, because a jitted one keeps the softmax that it was traced with.
     """
 
     def loss(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
