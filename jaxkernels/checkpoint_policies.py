@@ -80,8 +80,15 @@ checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable = _Policy(
 def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable[..., Any]:
     """The policy that moves products without batch dimensions to another memory, and back.
 
+    Example:
+        >>> import jaxkernels as jk
+        >>> policy = jk.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
     Args:
         offload_src: kind of the memory of the product, such as "device".
         offload_dst: kind of the memory that keeps it, such as "pinned_host".
+
+    Returns:
+        The argument `policy` of `jax.checkpoint`.
     """
     return _Policy(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))

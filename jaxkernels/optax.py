@@ -6,14 +6,6 @@ the arguments, shapes and dtypes of optax's functions, and `jaxkernels.patch_opt
 
 Owns: the differences between optax's semantics and ours. Must not know: kernels. optax itself is not
 needed.
-
-Example:
-    >>> import jax.numpy as jnp
-    >>> import jaxkernels.optax
-    >>> logits = jnp.array([[0.0, 0.0], [0.0, -jnp.inf]])
-    >>> labels = jnp.array([1, 0])
-    >>> print(jaxkernels.optax.softmax_cross_entropy_with_integer_labels(logits, labels))
-    [0.6931472 0.       ]
 """
 
 from __future__ import annotations
@@ -55,6 +47,14 @@ def softmax_cross_entropy_with_integer_labels(
     where: ArrayLike | None = None,
 ) -> jax.Array:
     """As `optax.softmax_cross_entropy_with_integer_labels`: log sum_j exp(x_j) - x_label.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels.optax
+        >>> logits = jnp.array([[0.0, 0.0], [0.0, -jnp.inf]])
+        >>> labels = jnp.array([1, 0])
+        >>> print(jaxkernels.optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+        [0.6931472 0.       ]
 
     Args:
         logits: floating array of shape (..., V), or with the classes along `axis`.
@@ -109,6 +109,12 @@ def softmax_cross_entropy(
 ) -> jax.Array:
     """As `optax.softmax_cross_entropy`: - sum_j p_j log softmax(x)_j.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels.optax
+        >>> print(jaxkernels.optax.softmax_cross_entropy(jnp.zeros(4), jnp.full(4, 0.25)))
+        1.3862944
+
     Args:
         logits: floating array of shape (..., V), or with the classes along `axis`.
         labels: a probability for each class, of the shape of logits or broadcasting against it as in NumPy.
@@ -151,6 +157,12 @@ def softmax_cross_entropy(
 @_eager.jit_when_eager("logits", "labels")
 def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Array:
     """As `optax.safe_softmax_cross_entropy`: `softmax_cross_entropy` where 0 log 0 = 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels.optax
+        >>> print(jaxkernels.optax.safe_softmax_cross_entropy(jnp.array([0, -jnp.inf]), jnp.array([1, 0])))
+        0.0
 
     Args:
         logits: floating array of shape (..., V).

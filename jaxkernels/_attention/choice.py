@@ -221,13 +221,13 @@ def why_not_kernels(problem: Problem, limits: DeviceLimits | None) -> str:
 def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
     """The reason why cuDNN cannot serve a problem as documented; empty if it can."""
     if problem.dtype not in TYPES_OF_CUDNN:
-        return f"{problem.dtype} products are ours, in full precision"
+        return f"cuDNN multiplies bfloat16 and float16, not {problem.dtype}"
     if machine is None:
         return "the platform has no cuDNN"
     if not all(isinstance(size, int) for size in problem.shape):
         return "sizes are not known"
     if problem.has_residual or problem.empty_rows != "zero":
-        return "only ours has what the arguments ask for"
+        return "cuDNN returns no residual, and no mean of v for queries without keys"
     batch, t, s, heads, _, depth = problem.shape
     capability = machine.limits.compute_capability
     deepest = 256 if capability >= _HOPPER else 128
@@ -235,7 +235,7 @@ def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
     band = problem.band
     has_window = band.left is not None
     reasons = (
-        (machine.cudnn is None, "there is none"),
+        (machine.cudnn is None, "it is not installed"),
         ((machine.cudnn or 0) < LEAST_CUDNN, f"{machine.cudnn} is older than {LEAST_CUDNN}"),
         (capability < _LEAST_CAPABILITY, "it has no kernels for such a GPU"),
         (
@@ -243,7 +243,7 @@ def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
             f"such a GPU needs {_CUDNN_OF_103}",
         ),
         (0 in problem.shape, "there is nothing to compute"),
-        (t == s == 1, "it has no rows of one key for one query"),
+        (t == s == 1, "it does not take one query with one key"),
         (max(batch, heads) > MOST_BLOCKS, f"it takes up to {MOST_BLOCKS} members and heads"),
         (
             depth % 8 != 0 or depth > deepest,
@@ -256,9 +256,9 @@ def why_not_cudnn(problem: Problem, machine: Machine | None) -> str:
         ),
         (
             has_sides and (t % 2 != 0 or s % 2 != 0),
-            "it takes masks and biases of even lengths alone",
+            "it takes masks and biases only if both lengths are even",
         ),
-        (not band.is_open and band.right != 0, "it has no such window"),
+        (not band.is_open and band.right != 0, "its windows end at the query's own key"),
         (
             has_window and (has_sides or problem.has_lengths or t > s),
             "a query might see no key, and its result would be NaN",

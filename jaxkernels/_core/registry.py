@@ -251,9 +251,9 @@ def why_not_live(target: str, platform: str) -> str:
     if not has_kernels(platform):
         return why_no_kernels(platform)
     if target in ATTENTION_TARGETS and platform == "cpu":
-        return "attention that keeps scores serves this platform"
+        return "the CPU runs attention that stores its scores"
     if target not in TARGETS[platform]:
-        return "XLA's own product, at highest precision, serves this platform"
+        return "XLA's product at highest precision serves this platform"
     return ""
 
 
