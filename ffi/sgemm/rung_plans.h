@@ -1,6 +1,6 @@
-// The plan of each rung and its cost model: defined in pipelined/plan.cc, thin/plan.cc and
-// tensor/plan.cc. plan.cc defines RungOf, which chooses the rung by them. WithPadding (plan.h) is
-// also defined in pipelined/plan.cc.
+// The plan of each rung and its cost model: defined in pipelined/plan.cc, thin/plan.cc (with
+// small_k_plan.cc) and tensor/plan.cc. plan.cc defines RungOf, which chooses the rung by them.
+// WithPadding (plan.h) is also defined in pipelined/plan.cc.
 //
 // Owns: this interface. Estimates of time are in cycles of an SM and only rank choices. Rates were
 // fitted to an H200; those of its memory are scaled to other GPUs (DeviceLimits::MemoryRate), those

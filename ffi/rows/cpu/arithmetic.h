@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/math_cpu.h"
 #include "core/numeric_cpu.h"
 #include "rows/operations.h"
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/instruction_sets.h"
 #include "core/numeric_cpu.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"

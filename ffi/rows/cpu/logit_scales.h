@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/math_cpu.h"
 #include "core/numeric_cpu.h"
 #include "rows/call.h"
 #include "rows/cpu/vectors.h"

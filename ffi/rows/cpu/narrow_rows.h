@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/instruction_sets.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_steps.h"
 

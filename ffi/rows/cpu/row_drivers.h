@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "core/ceil_div.h"
+#include "core/instruction_sets.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/narrow_rows.h"
 #include "rows/cpu/row_steps.h"

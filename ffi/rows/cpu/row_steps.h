@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/instruction_sets.h"
+#include "core/math_cpu.h"
 #include "core/numeric_cpu.h"
 #include "rows/cpu/row_constants.h"
 #include "rows/cpu/vectors.h"

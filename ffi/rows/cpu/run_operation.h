@@ -4,7 +4,7 @@
 // so that they compile in parallel. Must not know: XLA, threads, the loops over rows.
 #pragma once
 
-#include "core/numeric_cpu.h"
+#include "core/instruction_sets.h"
 #include "rows/cpu/attention_rows.h"
 #include "rows/cpu/cross_entropy_ops.h"
 #include "rows/cpu/kernels.h"

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/instruction_sets.h"
 #include "core/numeric_cpu.h"
 #include "rows/call.h"
 

@@ -49,6 +49,33 @@ __global__ void __maxnreg__(kLongRowRegisters)
   }
 }
 
+// Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
+// `end`. kCount loads are in flight at once. make_row returns the row constants; it is called after
+// the first loads are issued.
+template <int kCount, typename Op, bool kAligned, typename MakeRow>
+__device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<Op, kAligned>& view,
+                          MakeRow make_row, int first, int end, int stride) {
+  typename Op::Row row = RowOf<Op>({}, {});
+  bool has_row = false;
+#pragma unroll 1
+  for (; first < end; first += kCount * stride) {
+    InputPacks<Op> pack[kCount];
+    TakePacks(pack, args, view, first, stride);
+    if (!has_row) row = make_row();
+    has_row = true;
+    WithTermsOf(op, row, [&](const auto& terms) {
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        const int index = first + u * stride;
+        if (index >= end || !view.Has(index)) continue;
+        typename Op::C result[Pack<typename Op::Storage>::kSize];
+        FinishPacks(op, terms, view, pack[u], row, index, result);
+        StoreResults(args, view, index, result);
+      }
+    });
+  }
+}
+
 // Computes the result from the statistics of whole rows, or without any if the operation reduces
 // nothing. args.lanes neighbouring threads share a row, or each of its args.branches parts. (A row
 // scalar is computed from the statistics alone, not by this kernel.)
