@@ -81,9 +81,8 @@ constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
   const int sums = SumsOf(TraitsOf(operation), dtype);
   const int statistics_bytes = (StatisticsBytes(operation, dtype) + 7) / 8 * 8;
   const int led_numbers = IsLed(operation) ? kLedNumbers : 0;
-  return WholeSmemLines(
-      2 * (32 * sums * ComputeWidth(dtype) + 16 * statistics_bytes) + 2 * 8 +
-      led_numbers * ComputeWidth(dtype));
+  return WholeSmemLines(2 * (32 * sums * ComputeWidth(dtype) + 16 * statistics_bytes) + 2 * 8 +
+                        led_numbers * ComputeWidth(dtype));
 }
 
 // ---- Thresholds of plans ----
