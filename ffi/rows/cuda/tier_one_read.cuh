@@ -119,11 +119,14 @@ __device__ RowStatistics<Op> StatisticsOfRow(const typename Op::Found* leaves, i
 }
 
 template <typename Op>
+inline constexpr int kReadSmemBytes =
+    ReadSmemBytes(StatisticsBytes(Op::kOperation, kDTypeOf<typename Op::Storage>));
+
+template <typename Op>
 __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
   __shared__ typename Op::Found leaves[kMostReadLeaves];
   __shared__ uint64_t arrived;
-  static_assert(sizeof(leaves) + sizeof(arrived) ==
-                ReadSmemBytes(StatisticsBytes(Op::kOperation, kDTypeOf<typename Op::Storage>)));
+  static_assert(sizeof(leaves) + sizeof(arrived) == kReadSmemBytes<Op>);
   const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
   const int warp = ClusterRank() * warps + threadIdx.x / kWarpSize;
   const int leaf_packs = args.leaf_turns * kOneReadPacks * kWarpSize;
