@@ -5,12 +5,12 @@
 // can be compared and printed. Making one needs no GPU. Must not know: CUDA, XLA, Python.
 //
 // The order of summation is how k is split over blocks, and over the slices of a block. It depends
-// only on m, n, k, the transposes, the device, and the device that the program was compiled for. A
-// batch member therefore gets the same bits as the product alone. There are three exceptions:
+// only on m, n, k, the transposes, the device, and the device that the program was compiled for; in
+// slices, and in `thin` with a K-major long side, also on whether rows start at 16-byte boundaries.
+// A batch member therefore gets the same bits as the product alone. There are three exceptions:
 // - Members share B and have fewer than 64 rows each: they are planned as one tall matrix.
 // - The problem sets for_batch.
-// - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, and that of one
-//   batch member does not.
+// - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, a member's does not.
 #pragma once
 
 #include <cstdint>

@@ -27,8 +27,8 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
     return {problem, "the contracted dimensions differ; " + operands};
   }
 
-  // This loop goes from the innermost dimension outwards and merges with the last one where
-  // possible.
+  // This loop goes from the innermost dimension outwards and merges a dimension with the previous
+  // one where possible.
   std::vector<BatchDim> dims;
   int64_t matrices_a = 1, matrices_b = 1;
   for (std::size_t i = rank - 2; i-- > 0;) {

@@ -4,10 +4,9 @@
 //
 // Owns: this interface. Estimates of time are in cycles of an SM and only rank choices. Rates were
 // fitted to an H200; those of its memory are scaled to other GPUs (DeviceLimits::MemoryRate), those
-// of the L2 and launches, in cycles, are not. Choices depend on m, n, k, the transposes and the
-// device, with for_batch also on the batch; for `thin` with a K-major long side also on whether
-// rows start at 16-byte boundaries. `split_k` is its value when the program was lowered, or 0. Must
-// not know: CUDA.
+// of the L2 and launches, in cycles, are not. plan.h says what the order of summation depends on.
+// Tiles and engines also depend on the batch, and on whether rows start at 16-byte boundaries.
+// `split_k` is its value when the program was lowered, or 0. Must not know: CUDA.
 #pragma once
 
 #include <algorithm>
@@ -45,9 +44,10 @@ void SetTile(const Tile& tile, int block_k, const DeviceLimits& limits, SgemmPla
 
 inline constexpr int64_t kMaxSplit = 1024;
 
-// A thread's sum over more k than this is made by several launches, which each add a part to C.
-// This keeps the error small: rounding errors grow with the square root of the number of terms.
-// H200, 8192^3 (2026-11): relF 1.6e-6 in one launch, where cuBLAS has 9.4e-7.
+// A thread's sum over more than kMaxDepthOfLaunch k is made by launches of at most kDepthOfLaunch
+// k, which each add a part to C. This keeps the error small: rounding errors grow with the square
+// root of the number of terms. H200, 8192^3 (2026-11): relF (the relative error in the Frobenius
+// norm) is 1.6e-6 in one launch, where cuBLAS has 9.4e-7.
 inline constexpr int64_t kMaxDepthOfLaunch = 4096;
 inline constexpr int64_t kDepthOfLaunch = 2816;
 

@@ -26,8 +26,8 @@ inline constexpr RungTile kNaiveTile{32, 32, 1, 1, 1};
 inline constexpr RungTile kSharedTile{32, 32, 32, 1, 1};     // block_tile
 inline constexpr RungTile kRegisterTile{128, 128, 8, 8, 8};  // thread_tile, warp_tile, split_tile
 
-// Engine is the way of tiles into shared memory: the tensor memory accelerator (TMA), which needs
-// rows that start at 16-byte boundaries, or copies of single floats.
+// Engine is how tiles get into shared memory: by the tensor memory accelerator (TMA), which needs
+// rows that start at 16-byte boundaries, or by copies of single floats.
 enum class Engine { kTma, kFloats };
 inline constexpr std::string_view kEngineNames[] = {"tma", "floats"};
 constexpr const auto& NamesOf(Engine) { return kEngineNames; }
@@ -47,8 +47,8 @@ struct PipelinedTile {
 
   constexpr int ThreadsOfSlice() const { return block_m / thread_m * (block_n / thread_n); }
   constexpr int Threads() const { return ThreadsOfSlice() * slices; }
-  // AllSlicesAdd tells who adds the sums of the slices: every slice some rows of the thread tile,
-  // or the first slice all rows. H200, the first slice and every slice (2026-11):
+  // AllSlicesAdd tells whether every slice adds the sums of some rows of the thread tile. Otherwise
+  // the first slice adds those of all rows. H200, the first slice and every slice (2026-11):
   // 1024^3, 64 sums of a thread: 51.1 and 52.3 us
   // 256^3, 32 sums: 5.84 and 5.45 us
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
@@ -95,7 +95,7 @@ constexpr bool IsSound(const PipelinedTile& tile) {
   const int warp_m = tile.lanes_m * tile.thread_m, warp_n = 32 / tile.lanes_m * tile.thread_n;
   return tile.thread_m % 4 == 0 && tile.thread_n % 4 == 0 && 32 % tile.lanes_m == 0 &&
          tile.block_m % warp_m == 0 && tile.block_n % warp_n == 0 && tile.Threads() <= 1024 &&
-         tile.stages > 2 &&  // a transposed operand takes one
+         tile.stages > 2 &&  // each transposed operand takes one
          tile.efficiency > 0;
 }
 
@@ -161,8 +161,8 @@ constexpr int ThinShortLinesOf(int64_t lines) { return lines > 4 ? 8 : lines > 1
 // ThinBlocksPerSm: limited by registers. A third block with eight lines would spill.
 constexpr int ThinBlocksPerSm(int short_lines) { return short_lines == 8 ? 2 : 3; }
 
-// kKMajor: a warp sums kKMajorWarpLines lines at a time, with its lanes along k. A block iterates
-// several times.
+// kKMajor: a warp sums kKMajorWarpLines lines at a time, with its lanes along k. A block makes 1 to
+// kKMajorMaxIterations such iterations.
 inline constexpr int kKMajorWarpLines = 4;
 inline constexpr int kKMajorStepK = 128;  // k of a warp: four per lane
 inline constexpr int kKMajorSlices = 32;  // lanes of a warp

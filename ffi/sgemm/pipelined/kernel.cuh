@@ -8,8 +8,8 @@
 //
 // Limits: an SM sub-partition issues one instruction a cycle and reads two registers a cycle, one
 // from each bank. An FFMA has three operands, so one must come from the reuse cache of the previous
-// instruction. It does if the FFMA follow a row of the thread tile from left to right. Left for
-// every k on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 fragment loads and 9 bank conflicts.
+// instruction. It does if the FFMA follow a row of the thread tile (outer_product.cuh). Each k then
+// takes, on an H200 (2026-11, 8x16 thread tile), 128 FFMA, 6 fragment loads and 9 bank conflicts.
 #pragma once
 
 #include <type_traits>
@@ -22,7 +22,7 @@
 
 namespace jaxkernels {
 
-// PipelinedGrid tells how blocks share the work. Fields have 32 bits, because 64-bit divisions
+// PipelinedGrid tells how blocks share the work. Divisors have 32 bits, because 64-bit divisions
 // would take longer than a small tile.
 struct PipelinedGrid {
   unsigned tiles_m, tiles_n, split_k;
@@ -33,8 +33,9 @@ struct PipelinedGrid {
   unsigned stagger_cycles;  // start delay of the second block of an SM
 };
 
-// StaggerSecondBlock starts the second block of an SM late. Both blocks take equally long. If they
-// start together they store their sums together, every time, and no arithmetic runs meanwhile.
+// StaggerSecondBlock starts the second block of an SM late. It assumes that the first sm_count
+// blocks run on different SMs. Both blocks of an SM take equally long. If they start together they
+// store their sums together, every time, and no arithmetic runs meanwhile.
 __device__ inline void StaggerSecondBlock(const PipelinedGrid& grid) {
   if (grid.stagger_cycles == 0 || blockIdx.x / grid.sm_count != 1) return;
   const long long begin = clock64();
@@ -95,9 +96,8 @@ struct Pipelined {
   static constexpr bool kTransposesA = TransposesA(kShape, kKMajorA);
   static constexpr bool kReadsKMajor = kEngine == Engine::kTma && kKMajorA && !kTransposesA;
 
-  // The loop unrolls two k: more would not stay in the instruction cache, and the compiler finds
-  // the fewest bank conflicts so. Small sliced tiles, whose blocks have few warps, unroll all k of
-  // a stage.
+  // The loop unrolls two k: more would not stay in the instruction cache, and have more bank
+  // conflicts. Small sliced tiles, whose blocks have few warps, unroll all k of a stage.
   // H200 4096^3, TFLOP/s (2026-11): by 2 54.3, by 4 53.3, by 16 52.0
   // H200 256^3 TN, us (2026-11): by 2 4.6, by 16 4.0
   static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;

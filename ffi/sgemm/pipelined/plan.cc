@@ -165,8 +165,8 @@ constexpr double kFfmaOfFloats = 1.15;
 // small products, modelled as 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
 //
 // Above kMaxDepthOfFewStages, kFfmaOfFloats applies: copies overlap with arithmetic. The limit is a
-// guess; k of 33 to 81 was not measured. H200, us (2026-11), measured with the 3 of a launch, then
-// modelled with 2.2 and with 1.15:
+// guess; k of 33 to 81 was not measured. H200, us (2026-11), measured (3 of them are the launch),
+// then modelled with 2.2 and with 1.15:
 // 23 x (424, 2, 641) TN 28.2, 66, 36
 // 13 x (78, 2, 15309) NT 55.9, 107, 57
 // 53 x (13, 3025, 82) 53.1, 108, 61
@@ -249,8 +249,8 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   padded.pad_a = static_cast<int>(-problem.PitchA() & (kFloatsOfPack - 1));
   padded.pad_b = static_cast<int>(-problem.PitchB() & (kFloatsOfPack - 1));
   const TileChoice one = ChooseOrder(padded, limits, 0);
-  // Padding changes the engine, and with it the order in which slices sum. A member of slices
-  // therefore gets the padding that it would get alone.
+  // Padding changes the engine, and with it the order in which slices sum. A batch member whose
+  // tile has slices therefore gets the padding that it would get alone.
   const bool alone = kPipelinedTiles[one.tile].slices > 1 && !problem.for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;

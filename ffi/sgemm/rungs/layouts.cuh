@@ -10,8 +10,8 @@ namespace jaxkernels {
 // for 16 loads from shared memory.
 //
 // Work split: 16 x 16 threads in the order of their numbers; a warp is 2 x 16 of them. Bank
-// conflicts: kept on purpose, for the next rungs to cure. A lies as it is stored, [row][k], and is
-// read float by float, two rows 64 floats apart at once. The 16-byte loads of B step over 8 floats
+// conflicts: kept on purpose, for the next rungs to cure. A lies row by row, [row][k], and is read
+// float by float, two rows 64 floats apart at once. The 16-byte loads of B step over 8 floats
 // from thread to thread, so that threads t and t + 4 use the same banks.
 struct ThreadTileLayout {
   static constexpr TileOrder kOrderOfA = TileOrder::kAsStored;

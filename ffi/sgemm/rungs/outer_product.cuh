@@ -7,10 +7,10 @@ namespace jaxkernels {
 // sub-partition issues one instruction a cycle, but its registers lie in two banks that deliver one
 // register a cycle each. An FFMA has three operands. It costs one cycle if one operand is that of
 // the previous instruction (the reuse cache) and the other two lie in different banks, else two.
-// Even rows therefore run to the right and odd rows back, so that a turn keeps b. Columns are
-// swapped in pairs, because the compiler then finds registers without conflicts.
-// FFMA in one cycle, of 128 for 8 x 16 sums (counted in the machine code, nvcc 13.0): 121; in
-// plain order 114
+// Even rows therefore run to the right and odd rows back, so that b stays in the cache from the end
+// of a row to the next. Columns are swapped in pairs, because the compiler then finds registers
+// without conflicts.
+// FFMA in one cycle, of 128 for 8 x 16 sums (machine code, nvcc 13.0): 121; in plain order 114
 template <int kM, int kN>
 __device__ inline void AddOuterProduct(const float (&a)[kM], const float (&b)[kN],
                                        float (&sums)[kM][kN]) {

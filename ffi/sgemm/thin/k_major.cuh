@@ -3,8 +3,8 @@
 // Work split: a warp sums kKMajorWarpLines lines of the long side times all lines of the short
 // side at a time, with its lanes side by side along k. Memory: a short side of several lines lies
 // in shared memory, a chunk of k at a time. Result: lanes add their sums and halve in each step the
-// sums that they hold, then the blocks of a cluster add theirs (StoreSums). Requires: kPack 4:
-// stored rows of the long side start at 16-byte boundaries.
+// sums that they hold, then the blocks of a cluster add theirs (StoreSums). Requires: if kPack is
+// 4, stored rows of the long side, and a single short line, start at 16-byte boundaries.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 // threads side by side have neighbouring lines, and groups of them take k in turn. Memory: a short
 // side of one line is read directly. Otherwise its part of k lies in shared memory, a chunk at a
 // time, the lines of one k together. Result: groups add their sums in shared memory by halves, then
-// the blocks of a cluster add theirs (StoreSums). Requires: kPack 4: stored rows of the long side
-// start at 16-byte boundaries. `lanes` is a power of two.
+// the blocks of a cluster add theirs (StoreSums). Requires: if kPack is 4, stored rows of the long
+// side start at 16-byte boundaries. `lanes` is a power of two.
 #pragma once
 
 #include <cstdint>

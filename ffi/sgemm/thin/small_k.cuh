@@ -74,8 +74,8 @@ class SmallKSums {
   static constexpr int kDepth = SmallKStageDepth(kKMajorA);
   static constexpr int kPitchB = SmallKPitchB(kColumnsOfBlock);
 
-  // RowOf returns row i of the threads of a lane, among the rows of a warp. With an MN-major A a
-  // thread has neighbouring rows.
+  // RowOf returns row i of the threads of a row lane, among the rows of a warp. With an MN-major A
+  // a thread has neighbouring rows.
   static __device__ int RowOf(int row_lane, int i) {
     if (kKMajorA) return i * kRowLanes + row_lane;
     return (i / kNeighbours * kRowLanes + row_lane) * kNeighbours + i % kNeighbours;
@@ -143,8 +143,7 @@ class SmallKSums {
     }
   }
 
-  // StoreFloats exchanges one row of each thread of a warp at a time, so that lanes store
-  // neighbours.
+  // StoreFloats exchanges a row of each thread of a warp at a time, so that lanes store neighbours.
   __device__ void StoreFloats(const EpilogueParams& to, float* exchanged) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -177,6 +176,7 @@ struct SmallKArgs {
   unsigned tiles_m, tiles_n;
 };
 
+// WaitForStages branches, because cp.async.wait_group takes a constant.
 __device__ inline void WaitForStages(int pending) {
   if (pending >= 3) {
     WaitForAsyncGroups<3>();

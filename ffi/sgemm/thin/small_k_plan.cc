@@ -13,7 +13,7 @@ struct Cost {
   // Fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
   // blocks that an SM holds at once.
   static constexpr double kLaunchCycles = 4510, kWaveCycles = 456;
-  static constexpr double kWarpsOfBusySm = 4;
+  static constexpr double kWarpsOfBusySm = 4;  // fewer use a share of the SM's rates
   // 128 copies of a pack or a float; the start and end of a warp.
   static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
   static constexpr double kBytesPerCycle = 3340;
