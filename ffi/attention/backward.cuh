@@ -52,7 +52,7 @@ __device__ inline int LeastExponent(const SplitOperand& v, int batch, int head) 
   return __reduce_min_sync(~0u, least);
 }
 
-// ScaleByPower returns x 2^exponent for |exponent| <= 500; 0 and infinity where they are nearest.
+// ScaleByPower returns x 2^exponent. Exponents beyond +-500 are clamped: 0 or infinity either way.
 __device__ inline float ScaleByPower(float x, int exponent) {
   exponent = min(max(exponent, -500), 500);
   const int quarter = exponent / 4;

@@ -5,10 +5,10 @@
 // blocks are not copied.
 //
 // Each row's P is scaled by a power of two, so that its largest P so far lies in (2^13, 2^14], or
-// is 1 if its score is huge. References of rows are integers in base 2, so that rescaling is exact.
-// The sums of P V of 64 keys start anew and are added in float32, which is also their rescaling:
-// wgmma truncates. (H200, positive operands, 8192 keys, relF: 5.1e-7 if they start anew every 128
-// keys.)
+// is 1 if its score is huge. A row's reference, which its scores in base 2 are relative to, is an
+// integer, so that rescaling is exact. The sums of P V start anew every 64 keys, because wgmma
+// truncates. The float32 addition of these sums also rescales older ones. (H200, positive operands,
+// 8192 keys, relative error in the Frobenius norm, anew every 128 keys: 5.1e-7.)
 //
 // Result valid in: args.out, args.row_sums.
 #pragma once

@@ -29,7 +29,7 @@ template <int kCount>
 __device__ inline void AddRows(float (&out)[kCount], int& out_exponent,
                                const float (&sums)[kPartSums], const int (&exponents)[2],
                                int exponent) {
-  // All threads of a row need one exponent, and a thread has two rows; those of a quad are equal.
+  // All threads of a row need one exponent. A thread has two rows; lanes of a quad have equal ones.
   const int least = min(out_exponent, min(exponents[0], exponents[1]) + exponent);
   const float rescale = PowerOfNegative(least - out_exponent);
   PromoteSums(out, sums,
@@ -237,7 +237,7 @@ __device__ inline void DifferentiateKeyTiles(const GradientArgs& args,
       KeyRows<kDepth> rows;
 #pragma unroll
       for (int i = 0; i < kOutputs<kDepth>; ++i) rows.dk[i] = rows.dv[i] = 0.0f;
-      rows.dk_exponent = rows.dv_exponent = 400;
+      rows.dk_exponent = rows.dv_exponent = 400;  // times 2^-400, any sum is 0
 #pragma unroll 1
       for (int member = 0; member < forward.head_group; ++member) {
         const HeadTile tile = {key_tile.batch, key_tile.head * forward.head_group + member, 0};

@@ -49,7 +49,7 @@ JK_HOST_DEVICE constexpr int BytesOfBlock(int padded_depth) {
   return kBlockRows * padded_depth * 4;
 }
 
-inline constexpr int kTilesInSmem = 7;
+inline constexpr int kTilesInSmem = 7;  // of up to 32 KiB; a Hopper block has up to 227 KiB
 constexpr int AttentionSmemBytes(int padded_depth) {
   return kTilesInSmem * BytesOfBlock(padded_depth < kHalfDepth ? padded_depth : kHalfDepth) + 1024;
 }
@@ -60,7 +60,7 @@ inline constexpr int kSplitAttentionThreads = 256;
 
 struct SplitPlaces {
   int64_t blocks;     // of rows, in all heads of all batch members
-  int64_t packed;     // BytesOfBlock
+  int64_t packed;     // BytesOfBlock a block
   int64_t exponents;  // int32 a block
 };
 

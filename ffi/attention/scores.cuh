@@ -17,9 +17,9 @@ namespace jaxkernels {
 
 inline constexpr int kScores = 64;  // of a thread
 
-// StartScores starts scores (+)= A B^T over half of the depth: cross products first, because one
-// accumulator has them all. `a` is the address of the first of 64 rows of A in a packed tile, `b`
-// that of a tile of 128 or 64 rows.
+// StartScores starts scores (+)= A B^T over half of the depth: the smaller cross products first,
+// because one accumulator has all products. `a` is the address of the first of 64 rows of A in a
+// packed tile, `b` that of a tile of 128 or 64 rows.
 template <int kDepth, int kSums>
 __device__ inline void StartScores(float (&scores)[kSums], uint32_t a, uint32_t b, bool keep) {
   using Tile = PackedTile<kDepth>;
@@ -156,8 +156,8 @@ __device__ inline float ScaledScore(float score, float factor) {
 }
 
 // ScaleHuge returns the factor of the scores of a thread's row r. If the reference that is
-// subtracted from them is huge, it scales them: a fused product would differ from the maximum,
-// which was rounded.
+// subtracted from them is huge, it scales them and returns 1: a fused product would differ from the
+// maximum, which was rounded.
 template <int kSums>
 __device__ inline float ScaleHuge(float (&scores)[kSums], int r, float factor, bool huge) {
   if (!huge) return factor;
