@@ -1,7 +1,7 @@
 // The extension module jaxkernels._cuda: CUDA targets, and the limits of the GPUs of this machine.
 //
-// Owns: the Python interface. Must not know: what a target does. Imports on a machine without a GPU
-// or a driver.
+// Owns: the Python interface. Must not know: what a target does. The module imports on a machine
+// without a GPU or a driver.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
