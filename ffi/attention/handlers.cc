@@ -177,7 +177,9 @@ void TakeBiasGradient(const ffi::AnyBuffer& dbias, const ParsedCall& parsed, Rea
     return reader->Fail(Explain("there is no gradient of a bias that queries or keys share"));
   }
   const int64_t groups = got.empty() ? 0 : got[0];
-  if (groups < 1 || groups > kMaxBiasGroups) reader->Fail(Explain("groups of the bias's gradient"));
+  if (groups < 1 || groups > kMaxBiasGroups) {
+    reader->Fail(Explain("dbias must have 1 to " + std::to_string(kMaxBiasGroups) + " groups"));
+  }
   const Shape shape = {groups, bias[0], bias[1], bias[2], bias[3]};
   gradients->dbias = reader->Take<float>("dbias", dbias, shape);
   gradients->bias_groups = static_cast<int>(groups);

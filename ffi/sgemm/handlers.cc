@@ -41,7 +41,7 @@ struct SgemmCall {
 ffi::Error ReadProblem(std::vector<int64_t> a_shape, std::vector<int64_t> b_shape, bool trans_a,
                        bool trans_b, int64_t pad_a, int64_t pad_b, SgemmProblem* problem,
                        std::vector<int64_t>* shape) {
-  if (a_shape.empty() || b_shape.empty()) return Explain("operands need one rank of at least 2");
+  if (a_shape.empty() || b_shape.empty()) return Explain("operands need equal ranks of at least 2");
   if (pad_a < 0 || pad_a > a_shape.back() || pad_b < 0 || pad_b > b_shape.back()) {
     return Explain("padding of " + std::to_string(pad_a) + " and " + std::to_string(pad_b) +
                    " elements is not part of the operands' rows");

@@ -15,7 +15,7 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                ShapeText(b_shape) + (trans_b ? ", transposed" : "");
   const std::size_t rank = a_shape.size();
   if (rank < 2 || b_shape.size() != rank) {
-    return {problem, "operands need one rank of at least 2; " + operands};
+    return {problem, "operands need equal ranks of at least 2; " + operands};
   }
   const int64_t *a = &a_shape[rank - 2], *b = &b_shape[rank - 2];
   problem.m = a[trans_a ? 1 : 0];

@@ -179,7 +179,7 @@ def check_flax_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> Non
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
         raise ValueError(
-            f"{FLAX_NAME}: query, key and value must have one rank of at least 3; {shapes}"
+            f"{FLAX_NAME}: query, key and value must have equal ranks of at least 3; {shapes}"
         )
     if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
         raise ValueError(f"{FLAX_NAME}: batch dimensions must be equal; {shapes}")

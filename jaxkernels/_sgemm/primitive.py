@@ -52,7 +52,7 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
             raise TypeError(f"sgemm: {name} must be float32, got {aval.dtype.name}")
         if aval.ndim != a.ndim or aval.ndim < 2:
             shapes = ", ".join(f"{name} {aval.shape}" for name, aval in operands.items())
-            raise ValueError(f"sgemm: operands must have one rank of at least 2, got {shapes}")
+            raise ValueError(f"sgemm: operands must have equal ranks of at least 2, got {shapes}")
     (m, k), (k_of_b, n) = matrix_dims(options)
     if a.shape[k] != b.shape[k_of_b]:
         raise ValueError(

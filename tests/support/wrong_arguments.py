@@ -268,7 +268,7 @@ SGEMM = (
     ({"a": X[0]}, ValueError, r"a must be a matrix; got shape \(8,\)"),
     ({"a": jnp.ones((2, 8, 4)), "b": jnp.ones((3, 4, 8))}, ValueError, "do not broadcast: a .* b"),
     ({"c": X, "beta": 1.0}, ValueError, r"c has shape \(4, 8\), but op.* has .*\(8, 8\)"),
-    ({"c": X[0], "beta": 1.0}, ValueError, "c has shape|one rank"),
+    ({"c": X[0], "beta": 1.0}, ValueError, "c has shape|equal ranks"),
     ({"c": [1.0], "beta": 1.0}, TypeError, "c must be"),
     ({"beta": 2.0}, ValueError, r"beta=2\.0 needs a c"),
     ({"beta": jnp.float32(0)}, ValueError, "needs a c"),

@@ -14,7 +14,7 @@ namespace jaxkernels {
 // float by float, two rows 64 floats apart at once. The 16-byte loads of B step over 8 floats
 // from thread to thread, so that threads t and t + 4 use the same banks.
 struct ThreadTileLayout {
-  static constexpr TileOrder kOrderOfA = TileOrder::kAsStored;
+  static constexpr SmemOrder kOrderOfA = SmemOrder::kLineMajor;
   static constexpr bool kPrefetches = false;
 
   int row = threadIdx.x / 16 * 8, column = threadIdx.x % 16 * 8;
@@ -38,7 +38,7 @@ struct ThreadTileLayout {
 // a 16-byte load serves eight threads at once. They read at most four different quads of A, 8
 // floats apart (banks 0, 8, 16, 24 and the three after each), and two of B.
 struct WarpTileLayout {
-  static constexpr TileOrder kOrderOfA = TileOrder::kTransposed;
+  static constexpr SmemOrder kOrderOfA = SmemOrder::kDepthMajor;
   static constexpr bool kPrefetches = true;
 
   int row, column;
@@ -68,7 +68,7 @@ struct WarpTileLayout {
 // 128 contiguous bytes of B and one quad of A. Stores of C gain too: a warp writes two whole
 // sectors of four lines side by side.
 struct SplitTileLayout {
-  static constexpr TileOrder kOrderOfA = TileOrder::kTransposed;
+  static constexpr SmemOrder kOrderOfA = SmemOrder::kDepthMajor;
   static constexpr bool kPrefetches = true;
   static constexpr int kApart = kRungTile / 2;
 

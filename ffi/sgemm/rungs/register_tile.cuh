@@ -22,8 +22,8 @@ static_assert(kRegisterTile.block_n == kRungTile && kRungThreads * 4 == kRungTil
               "a thread loads four elements of each operand");
 static_assert(kRegisterTile.thread_m == 8 && kRegisterTile.thread_n == 8, "layouts are of 8 x 8");
 
-// TileOrder is the order of a tile in shared memory.
-enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
+// SmemOrder is the order of a tile in shared memory.
+enum class SmemOrder { kLineMajor, kDepthMajor };  // [line][k], [k][line]
 
 // kRungPitch is the floats from one k to the next in a transposed tile. A warp that transposes
 // writes 16 lines of k and of k + 4 at once; with a pitch of 128 floats they would share 16 banks.
@@ -59,10 +59,10 @@ class TileQuad {
     from_ += kKMajor ? kRungTileK : kRungTileK * lines;
   }
 
-  template <TileOrder kOrder>
+  template <SmemOrder kOrder>
   __device__ void Store(float* tile) const {
-    constexpr int kLineStep = kOrder == TileOrder::kTransposed ? 1 : kRungTileK;
-    constexpr int kDepthStep = kOrder == TileOrder::kTransposed ? kRungPitch : 1;
+    constexpr int kLineStep = kOrder == SmemOrder::kDepthMajor ? 1 : kRungTileK;
+    constexpr int kDepthStep = kOrder == SmemOrder::kDepthMajor ? kRungPitch : 1;
     constexpr int kStep = kKMajor ? kDepthStep : kLineStep;
     float* to = tile + line_ * kLineStep + depth_ * kDepthStep;
     if constexpr (kStep == 1) {
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kRungThreads)
   };
   const auto store = [&](int buffer) {
     a_quad.template Store<Layout::kOrderOfA>(a_smem[buffer]);
-    b_quad.template Store<TileOrder::kTransposed>(b_smem[buffer]);
+    b_quad.template Store<SmemOrder::kDepthMajor>(b_smem[buffer]);
   };
   const auto compute = [&](int buffer) {
 #pragma unroll 2

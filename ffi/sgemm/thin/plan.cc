@@ -70,8 +70,8 @@ bool HasShortSide(const SgemmProblem& problem) {
          !IsLongSideKMajor(problem);
 }
 
-// ShareDepth chooses how many blocks share a line's k: enough to keep the memory busy, each with
-// `least` k or more.
+// ShareDepth chooses how many blocks share a line's k: enough to keep the memory busy, if each has
+// `least` k or more, and enough that none has more than `most`.
 void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t groups,
                 int64_t least, int64_t most, int split_k, SgemmPlan& plan) {
   const int64_t batch_count = problem.BatchCountForOrder();
