@@ -1,28 +1,11 @@
-"""Losses of drawn options, derivatives and layouts, held to the truth: see jaxkernels.verify."""
-
-import dataclasses
+"""Losses with every pair of options, held to the truth: see jaxkernels.verify."""
 
 import pytest
 from cases import pairwise
 
-from jaxkernels.verify import draw, run
+from jaxkernels.verify import run
 from jaxkernels.verify.families.losses import PLAIN, TokenLosses
-from jaxkernels.verify.families.optax import OptaxLosses
 from jaxkernels.verify.problem import Problem, to_spec
-
-
-def assert_right(problems):
-    """A failure shows the line that `python -m jaxkernels.verify --repeat` takes."""
-    for outcome in run.outcomes(problems, threads=2):
-        assert not outcome.failures, to_spec(outcome.problem, outcome.failures[0][0])
-
-
-@pytest.mark.parametrize("index", [0, 1], ids=["float64", "narrower"])
-@pytest.mark.parametrize("operation", TokenLosses.operations + OptaxLosses.operations)
-def test_drawn_losses(operation, index):
-    problems = draw.bundle(3, index, (operation,))
-    assert_right([dataclasses.replace(p, draws=min(p.draws, 8)) for p in problems])
-
 
 # Temperatures are of 1e-3 to 1e3, the second cap saturates, and masks hide whole rows and labels.
 LEVELS = {
@@ -50,4 +33,5 @@ def test_pairs_of_options(operation):
     for i, chosen in enumerate(pairwise(levels)):
         how = operation, chosen.pop("dtype"), None, chosen.pop("derivative"), "plain", 1, 8, [0, i]
         problems.append(Problem(*how, PLAIN | {"shape": [12, 40]} | chosen))
-    assert_right(problems)
+    for outcome in run.outcomes(problems, threads=2):
+        assert not outcome.failures, to_spec(outcome.problem, outcome.failures[0][0])
