@@ -251,7 +251,7 @@ def why_not_live(target: str, platform: str) -> str:
     if not has_kernels(platform):
         return why_no_kernels(platform)
     if target in ATTENTION_TARGETS and platform == "cpu":
-        return "the CPU runs attention that stores its scores"
+        return "attention that stores its scores serves this platform"
     if target not in TARGETS[platform]:
         return "XLA's product at highest precision serves this platform"
     return ""
