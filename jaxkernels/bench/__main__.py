@@ -32,7 +32,7 @@ OPERATIONS: tuple[Suite, ...] = (
     *rows.SUITES,
     *(module.SUITE for module in (losses, linear_loss, attention, sgemm, float32, scaling)),
 )
-# `regress` watches cells of every operation's suite.
+# `regress` selects its cells from the cases of OPERATIONS.
 SUITES = (*OPERATIONS, row_map.SUITE, rungs.SUITE, regress.suite_of(OPERATIONS))
 
 # Options that do not affect the measurement, and so are not recorded.

@@ -187,7 +187,7 @@ _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
-    """The contenders of a group; cuDNN has no float32, and `ffi_flash` and torch's kernel nothing else."""
+    """The contenders of a case; cuDNN serves only 16-bit types, `ffi_flash` and torch's kernel only float32."""
     is_float32 = case["dtype"] == "float32"
     lacks = "cudnn" if is_float32 else "ffi_flash"
     found = [name for name in _CONTENDERS[case["group"]] if name != lacks]

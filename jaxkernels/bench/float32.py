@@ -1,18 +1,17 @@
 """The suite ``float32``: whole models in float32, forward and as a training step.
 
-One run compares the same Flax model with six implementations: ``ours`` (our products, attention and
-loss), ``scores`` (ours, with attention that keeps its scores), ``pipelined`` (ours, with all products on
-the FFMA units), ``matmuls`` (XLA's, by `float32_matmuls`),
-``highest`` (XLA's, at the highest precision of products) and ``default`` (XLA's, at JAX's default precision,
-which on an NVIDIA GPU is TF32).
+One run compares the same Flax model with six implementations: ``ours`` (our products, attention and loss), ``scores``
+(ours, with attention that keeps its scores), ``pipelined`` (ours, with all products on the FFMA units), ``matmuls``
+(``default`` under `float32_matmuls`), ``highest`` (XLA's, at the highest precision of products) and ``default`` (XLA's, at
+JAX's default precision, which on an NVIDIA GPU is TF32).
 
 The models are ``attention``, an attention layer; ``triangle``, AlphaFold's triangle attention with a pair
 bias and a key mask; ``mlp``, two linear layers with a GELU between them; and ``char_lm``, a decoder-only
 transformer of characters. ``fwd`` is the result, and ``step`` the loss and
 the gradients of all parameters. ``temp GB`` is the memory of the compiled program beyond arguments and
 results. ``relF`` is the norm of the difference of the result (or the gradients) from that of ``highest``,
-relative to its norm. ``trace ms`` is the processor time of tracing the program: that of ``matmuls`` over
-that of ``default`` is the cost of `float32_matmuls`.
+relative to its norm. ``trace ms`` is the processor time of tracing the program. For ``matmuls``, the time
+by which it exceeds that of ``default`` is the cost of `float32_matmuls`.
 """
 
 from __future__ import annotations

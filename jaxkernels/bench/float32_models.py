@@ -40,7 +40,7 @@ OURS = Parts(
     jaxkernels.flax.dot_product_attention,
     partial(jk.cross_entropy, reduction="mean"),
 )
-# Attention as before the flash kernels: scores are kept in memory.
+# Attention that keeps its scores in memory, instead of our flash kernels.
 SCORES = OURS._replace(
     attention=partial(jaxkernels.flax.dot_product_attention, implementation="ffi")
 )

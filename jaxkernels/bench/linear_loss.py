@@ -6,8 +6,8 @@ One run compares:
 * ``logits``: `jaxkernels.cross_entropy` of the whole logits.
 * ``ours``: `jaxkernels.linear_cross_entropy` with default options.
 * ``bounded``: the same with `max_bytes`, if the case has such a bound.
-* ``tokens``: minus the mean of `jaxkernels.linear_token_log_probs`, whose gradient is that of any
-  function of them.
+* ``tokens``: minus the mean of `jaxkernels.linear_token_log_probs`. The gradient of any other function of the
+  log-probabilities costs the same.
 * ``forward``: the same without gradients.
 
 ``temp MB`` is the memory of the compiled program beyond operands and results. ``relF`` of dx and dw is

@@ -65,7 +65,7 @@ OPTIONS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "z_loss": lambda rows, cols: {"z_loss": 1e-4},
     "results": lambda rows, cols: {"return_lse": True, "return_entropy": True},
 }
-# At most one of each is drawn. Log-probabilities have the first three.
+# At most one option of each group is drawn. Log-probabilities have the first three groups.
 _DRAWN = (("temperature", "temperatures"), ("where", "mask"), ("soft_cap",))
 _DRAWN += (("weights",), ("smoothing",), ("z_loss",), ("results",))
 _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)

@@ -1,7 +1,7 @@
 """The suite ``regress``: is any of our kernels slower than it was?
 
-It watches the cells of the command lines in `WATCHED`, with lengths of every tier, including odd ones. Only our
-kernels are timed. The cells of one group and dtype are sampled in turn; products are timed one after the other.
+A cell is a case of another suite. The command lines in `WATCHED` select the cells: lengths of every tier, including odd
+ones. Only our kernels are timed. Consecutive cells of one group and dtype are sampled in turn, products one by one.
 
 ``--json FILE`` writes a run. ``--against FILE`` compares it with an earlier run of the same machine, and
 lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code is then

@@ -1,13 +1,13 @@
-"""The suite ``rungs``: whether the plan chooses the fastest rung, on random products that a seed draws.
+"""The suite ``rungs``: whether the plan chooses the fastest rung (algorithm), on random products that a seed draws.
 
 Each product runs by the plan (``auto``), by each rung that the plan could choose, and by XLA at the highest
 precision. ``regret`` is the planned time over that of the fastest rung: above 1, the plan's model of times
 is wrong. ``best of cuBLAS`` is the speed of the fastest rung: below 1, a faster kernel is missing.
 ``--algorithms`` selects other rungs, which the plan never chooses.
 
-m, n and k are log-uniform from 1 to 32768, and the batch from 1 to 64. Five of eight products have 0.2 to 500
-GFLOP, the others a million operations or more. The operands of one in four are slices x[1:] with rows of
-odd length. Products of at most 16 rows or columns, which are bound by bytes, have a table of their own.
+m, n and k are log-uniform from 1 to 32768, and the batch from 1 to 64. On a GPU, five of eight products have 0.2 to
+500 GFLOP, and the others 1 to 200 MFLOP. The operands of one in four are slices x[1:] with rows of odd length.
+Products of at most 16 rows or columns, which memory bandwidth bounds, have a table of their own.
 Nothing is tuned on the published seed.
 
     python -m jaxkernels.bench rungs --products 160 --seed 1 --limit 180 --json rungs.json
@@ -40,7 +40,7 @@ _SMALL, _SLICED = 3 / 8, 1 / 4  # probabilities
 _LIMITS = {"gpu": (1e6, 2e8, 5e11, 6e9), "cpu": (1e4, 1e6, 1e7, 2**24)}
 # Products whose inputs exceed this together are not measured in turn.
 _PART_BYTES = 16e9
-# Regrets above this, and times of cuBLAS below, are told apart.
+# Notes count regrets above the first, and keep products apart that XLA computes in less than the second (seconds).
 _HIGH_REGRET, _SHORT = 1.2, 30e-6
 
 

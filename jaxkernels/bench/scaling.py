@@ -40,7 +40,7 @@ CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
 OF_VOCABULARY = (*DIRECTIONS, "loss")
 # Shapes: (rows, cols) and (batch, heads, q, k) on each device, and the whole (rows, vocabulary). At 4
-# TB/s the shortest call of a device takes 1 ms, so the host, which dispatches to one device after
+# TB/s the shortest call of weak scaling takes 1 ms, so the host, which dispatches to one device after
 # another, stays ahead.
 GPU_SHAPES = {
     "softmax": (65536, 16384),

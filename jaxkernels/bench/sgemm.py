@@ -53,7 +53,7 @@ _PRECISIONS = {
 PEERS = tuple(_PRECISIONS)[1:]
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
-# Guesses for an upper bound of a product's time: low rates of operations and bytes, and a launch's latency.
+# Guesses of a product's least time: rates of operations and of bytes, and the latency of a launch.
 _GUESSED = {"gpu": (200e12, 3e12), "cpu": (50e9, 10e9)}
 _GUESSED_LATENCY = 5e-6
 # Time to update a CUDA graph for a product's new inputs.

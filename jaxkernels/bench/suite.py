@@ -57,7 +57,7 @@ class Suite:
     ours: str = "ours"  # the contender that `regress` measures
 
     def chosen(self, options: Options) -> list[list[Case]]:
-        """The selected cases, in parts that are sampled in turn: those with one value of "part", or a single one.
+        """The selected cases in parts: consecutive ones with one value of "part", which are sampled in turn, or a single one.
 
         A selection along an axis keeps the cases without that field.
         """
@@ -111,8 +111,8 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     """Measures a part of `Suite.chosen`, with all contenders of all cases in turn.
 
     If a contender refuses or runs out of memory, its record contains the reason, and the others are
-    measured. The inputs of a numbered part are drawn, and its programs compiled, on all cores before any
-    is sampled.
+    measured. If the cases have a field "part", their inputs are drawn, and their programs compiled, on all cores before
+    any is sampled.
     """
     cases = {(i, name): case for i, case in enumerate(part) for name in suite.names(case, options)}
     numbered = "part" in part[0]
