@@ -1,10 +1,10 @@
 """Passes operands to the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
 
-A delivery makes arguments of a program from the operands of its members, and the function that
-takes them. XLA passes slices of buffers to a kernel where it can, so that what the kernel sees begins
-at any element. The delivery "shared" maps a function over some operands and shares the others,
-derivatives outside. "nested" is a map of a map, each over some operands, derivatives anywhere. "turns"
-calls it outside of jit for one member after another; each operand may be JAX's, NumPy's or a number.
+A delivery makes the arguments of a program from the operands of its members (calls of the function), and the function
+that takes them. XLA passes slices to a kernel in place where it can, so the kernel's operands begin at any element.
+The delivery "shared" differentiates a map over some operands, which shares the others. "nested" is a map of a map, each
+over some operands; the derivative is outside, between or inside. "turns" calls the function outside of jit for one
+member after another; an operand may be a JAX array, a NumPy array or a Python number.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
     if kind == "transposed":
         return x.T
     if kind == "turns":
-        # A JAX array or what the host has of it; a scalar changes from call to call.
+        # A JAX array or its copy on the host; for a scalar each call draws which.
         x, is_scalar = x[i], not shape
         if problem.tosses(name, *[i] * is_scalar):
             return x
@@ -76,9 +76,9 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
 
 
 def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
-    """The function of the arguments; its results have the members first.
+    """Makes the function of the arguments; its results have the members first.
 
-    Core is the function under test, of operands that have the given shapes in each member.
+    `core` is the function under test, and `shapes` are those of one member's operands.
     """
     kind = problem.delivery
     if problem.maps:
@@ -116,14 +116,14 @@ def _mapped(problem: Problem, function: Core, shapes: dict[str, tuple[int, ...]]
 
 
 def _axis(problem: Problem, name: str, rank: int, level: int) -> int | None:
-    """The axis of an operand that a map is over; within the derivative it is the first."""
+    """The axis of an operand that a map goes over, None if members share it; within the derivative the first axis."""
     if not problem.mapped(name)[level]:
         return None
     return problem.number(name) % rank if level < problem.outer_maps else 0
 
 
 def _noise(size: int, dtype: np.dtype, rng: Rng) -> np.ndarray:
-    """Values that a kernel must not read: NaN, and numbers that would spoil a result."""
+    """Values that a kernel must not use: NaN, and numbers that would spoil a result."""
     if dtype.kind not in "fV":
         return rng.integers(0, 2, size).astype(dtype)
     return np.where(rng.random(size) < 0.5, np.nan, 100.0).astype(dtype)

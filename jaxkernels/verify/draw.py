@@ -1,6 +1,6 @@
-"""Problems drawn at random: bundles of programs that are compiled together, and the numbers that they run with.
+"""Draws bundles of random problems, whose programs are compiled together, and the numbers that they run with.
 
-A bundle depends on the seed, its index, what may be drawn, and the device (whose tiers and plans it knows); nothing else.
+A bundle depends only on the seed, its index, the operations that may be drawn, and the device, whose plans give lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WEIGHTS = {
 }
 # These products may have 16-bit operands; their derivatives are not drawn then.
 _NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
-# The "xla" of these is the package's; that of others is JAX's own, whose errors the bounds do not describe.
+# Their "xla" is this package's plain JAX; that of others is JAX's own, whose errors the bounds do not describe.
 IN_PLAIN_JAX = (
     *("rms_norm", "scaled_masked_softmax", "cross_entropy", "token_log_probs"),
     *("softmax_kl_divergence", "matmul", "dot_general", "sgemm"),
@@ -103,12 +103,12 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
 
 
 def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
-    """The operands of one draw, members first, and for each member whether the terms of its sums are alike."""
+    """The operands of one draw, members first, and for each member whether its sums are `alike` (see `sum_error`)."""
     family, found, more = family_of(problem.operation), [], 0
     while (i := len(found)) < problem.members:
         one, alike = family.operands(problem, problem.generator(draw, i, *[more] * (more > 0)))
         some = [x.astype(np.float64) for x in one.values() if x.dtype.kind in "fV"]
-        # Operands shared within a derivative are finite, as a cotangent of 0 must cancel the part of a member.
+        # A map within a derivative needs finite operands: the cotangent 0 of a member must cancel its part of a sum.
         sums = len(problem.maps) > problem.outer_maps
         if not sums or all(np.isfinite(x).all() for x in some):
             found, more = [*found, (one, alike)], 0

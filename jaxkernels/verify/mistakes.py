@@ -163,7 +163,7 @@ def _one_bit(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     return y
 
 
-# Some programs lack the numbers that a mistake spoils: no NaN, or no row that is left out.
+# Those with a `least`: some programs lack the numbers that they spoil, such as a NaN or a row that is left out.
 MISTAKES: dict[str, Mistake] = {
     "last term lost from a sum": Mistake(_sums_lack_the_last, _has_rows, _ROWS),
     # Results near 0 are lost: the sum is 1 and a small rest, which is rounded away.
@@ -222,7 +222,7 @@ MISTAKES: dict[str, Mistake] = {
         lambda p: not p.options["beyond"] and RowLayout(p.options).cols > 4,
         _LOSSES,
     ),
-    "smoothing without its -e": Mistake(
+    "smoothing without its -e": Mistake(  # the factor of nll is 1, not 1 - e
         _smoothing_added, lambda p: p.options["smoothing"] > 0 and _is_plain_loss(p), _LOSSES[:1]
     ),
     "sum over a padded row": Mistake(_padding_summed, _is_plain_loss, _LOSSES[:1]),
@@ -319,7 +319,7 @@ _MOST_BUNDLES = 120
 
 
 def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Table:
-    """Plants every mistake into a few programs that have what it spoils.
+    """Plants every mistake into a few programs that fit it (`Mistake.fits`).
 
     Bundles are drawn until every mistake has its programs. Its row of the table ends with "FAIL" if
     too few programs showed it.

@@ -64,11 +64,11 @@ class Problem:
 
     @property
     def outer_maps(self) -> int:
-        """The number of maps that are outside of the derivative; it is taken of the others."""
+        """The number of maps outside of the derivative; the others are inside of it."""
         return {"vmap": 1, "nested": self.number("maps") % 3}.get(self.delivery, 0)
 
     def mapped(self, name: str) -> tuple[bool, ...]:
-        """Whether an operand is mapped by each of the maps; it is shared along the others."""
+        """For each of the maps, whether it maps an operand, or shares it among its members."""
         of_result = self.wants_gradient and name[:2] in ("t", "t_")
         first = self.number(name) % max(self.outer_maps, 1) if name in FIRST else None
         return tuple(
@@ -153,7 +153,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
-        """The operands of one call, and whether its sums are of numbers that are alike.
+        """The operands of one call, and whether its sums are `alike` (see `sum_error`).
 
         Cotangents and tangents that it leaves out are drawn by `operands`.
         """
@@ -185,7 +185,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
-        """The truth and bounds of the results of many members, by name; same element order."""
+        """The truth and bounds of the results of many members, by name, in the element order of `results`."""
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
         """The shapes of the results by name; the first is "y"."""
@@ -242,8 +242,8 @@ def differentiated(
 ) -> Traced:
     """The results of a function of named operands, and what the problem wants of its derivative.
 
-    Maps within the derivative have operands that are shared or have the members first. The gradient of a shared
-    operand is a sum over members: that of one member has the cotangents of the others 0.
+    Operands of maps within the derivative are shared or have the members first. The gradient of a shared operand is
+    a sum over members, so each member is pulled back by itself, with cotangents of 0 for the others.
 
     Operands include "t", the cotangent of "y", and "t_" with the name of each other result; or "t_"
     with the name of each active operand, its tangent. "d" with the name of an operand is its

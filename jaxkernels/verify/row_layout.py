@@ -22,8 +22,8 @@ Rng = np.random.Generator
 _ODD = (0, 1, 2, 5, 6, 11, 20, 21, 23, 24, 25, 40, 41, 48, 49, 100, 1000)
 PLAIN = {*_ODD, *(2**i + d for i in range(2, 13) for d in (-1, 0, 1))}
 
-# The longest rows that a CPU may sum in one lane each, by the bytes of an element
-# (rows/cpu/narrow_rows.h).
+# The longest rows that a CPU sums in one lane each, by the bytes of an element (ffi/rows/cpu/narrow_rows.h). Losses have
+# longer ones there, which are summed in double; sums of float64 are compensated.
 _NARROW_COLS = {2: 31, 4: 40, 8: 31}
 
 
@@ -32,7 +32,7 @@ def accumulators(
 ) -> int:
     """The least number of a row's partial sums: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector.
 
-    With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
+    With `anywhere`, operands may begin at any element of 16 bytes, as slices that XLA leaves in place do.
     """
     if operation in TANGENTS or tier == "xla":
         return 1
@@ -145,7 +145,7 @@ class RowLayout:
     def accumulators(
         self, operations: Sequence[str], members: int, dtype: str, tier: str | None = None
     ) -> int:
-        """Partial sums that a row has at least, in calls of any number of members that divides all."""
+        """The least number of a row's partial sums, over calls of every number of members that divides `members`."""
         return min(
             accumulators(operation, (count, self.cols), dtype, tier, anywhere=True)
             for operation in operations
@@ -164,7 +164,7 @@ def _divisor(size: int) -> int:
 
 
 def drawn_rows(dtype: str, most: int, rng: Rng, any_axes: bool = False) -> tuple[list[int], Any]:
-    """A shape of some rows, and their axis; with `any_axes` also several, or None, and rows of no columns.
+    """A shape and the axis of its rows; with `any_axes` also several axes, None for all, and rows of no columns.
 
     Half of the lengths are drawn so that every factor of two is as likely as any other.
     """
@@ -190,7 +190,7 @@ def drawn_rows(dtype: str, most: int, rng: Rng, any_axes: bool = False) -> tuple
 
 
 def drawn_mask(options: dict[str, Any], rng: Rng) -> np.ndarray:
-    """A mask by which every row sees its first element at least."""
+    """A mask that shows every row at least its first element."""
     mask = rng.random(options["where"]) < rng.choice([0.3, 0.9])
     np.moveaxis(mask, options["axis"], 0)[0] = True
     return mask

@@ -1,6 +1,6 @@
-"""Programs compiled, run, run again, and judged.
+"""Compiles, runs and judges the programs of a bundle.
 
-The programs of a bundle are one compilation, run once for each draw; a failure is that of one program and one draw.
+They are one compilation, which runs once for each draw, and again for some; a failure is that of one program and one draw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxkernels.verify import delivery, draw
 from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
-_DEVICE = threading.Lock()  # only the second run shares the device, on purpose
+_DEVICE = threading.Lock()  # one bundle has the device; only the threads of its second run share it
 _EVERY = 4  # every fourth draw runs again
 
 
@@ -61,10 +61,10 @@ class Mistake:
     change: Change
     needs: Callable[[Problem], bool] = lambda problem: True  # whether a problem has what it spoils
     operations: tuple[str, ...] = OPERATIONS
-    result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
+    result: str = "y"  # spoils the first result whose name begins so: "d" for a derivative
     second_run_only: bool = False  # the first run is right
     keeps_dtype: bool = True  # the wrong result has the dtype of the right one
-    least: int | None = None  # programs that show it at least; None: all that it is planted into
+    least: int | None = None  # the fewest programs that must show it; None: all of them
 
     def fits(self, problem: Problem) -> bool:
         """Whether the mistake can spoil a problem, which must have results of several elements."""

@@ -1,6 +1,6 @@
 """Numbers worth trying: kinds of rows, of cotangents and of operands of products.
 
-Kinds in `ALIKE` have rows whose roundings may all have one sign (see `truth.tolerance`).
+Kinds in `ALIKE` have rows whose roundings may all have one sign (see `truth.bounded.sum_error`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Generator = np.random.Generator
 
 
 def _minus_inf(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
-    """About a third of the elements, but of no row all."""
+    """About a third of the elements are -inf, but never a whole row."""
     rows, cols = x.shape
     keep = rng.integers(0, max(cols, 1), rows)
     x = np.where(rng.random(x.shape) < 0.35, -np.inf, x)
@@ -33,13 +33,13 @@ def _planted(x: np.ndarray, rng: Generator, *values: float) -> np.ndarray:
 
 
 def _finite_mask(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
-    """Elements or rows are the smallest number of the dtype."""
+    """Elements, and whole rows, are the lowest finite number of the dtype."""
     hidden = (rng.random(x.shape) < 0.35) | (rng.random((len(x), 1)) < 0.2)
     return np.where(hidden, float(ml_dtypes.finfo(storage(dtype)).min), x)
 
 
 def _stagnant(x: np.ndarray, rng: Generator, dtype: str) -> np.ndarray:
-    """One element whose exponential is so large that all others' lie just below its last place."""
+    """The exponential of one element is so large that each other one lies just below its last place."""
     x = x * 0.01
     if x.shape[-1]:
         x[np.arange(len(x)), rng.integers(0, x.shape[-1], len(x))] += 16.6

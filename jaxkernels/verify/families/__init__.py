@@ -1,4 +1,4 @@
-"""Families of problems: how each is drawn, called, and held to its truth."""
+"""Families of problems: how each is drawn, called, and compared with its truth."""
 
 from __future__ import annotations
 

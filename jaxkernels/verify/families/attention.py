@@ -1,4 +1,4 @@
-"""dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU also without scores, where that serves."""
+"""dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU also flash kernels, cuDNN's or ours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Attention(Family):
             full = [batch, heads, t, s]
             options[name] = drawn_sizes(full, rng, 0.4) if rng.random() <= chance else None
         options["lengths"] = [name for name in _LENGTHS if rng.random() < 0.2]
-        # The default stores scores in programs of these sizes.
+        # At these sizes the default stores scores, so others must be named.
         how = _without_scores(dtype, options)
         if how is None or rng.random() < 0.3:
             return options, None
@@ -109,7 +109,7 @@ class Attention(Family):
 
 
 def _without_scores(dtype: str, options: dict[str, Any]) -> str | None:
-    """The implementation that can compute a problem on this machine without scores; None if none can."""
+    """The implementation that can compute a problem on this machine without storing scores; None if none can."""
     given = options["arguments"]
     window = given.get("local_window_size")
     window = tuple(window) if isinstance(window, list) else window

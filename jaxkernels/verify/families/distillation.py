@@ -1,4 +1,4 @@
-"""softmax_kl_divergence of logits and a target, which is any other, or nearly the same."""
+"""softmax_kl_divergence of logits and target logits, which are unrelated or nearly equal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Divergences(Family):
             other = x.astype(np.float64) + rng.choice([0, 1e-3]) * rng.standard_normal(rows)
         target = np.where(x == -np.inf, -np.inf, other).astype(storage(o["target"]))
         for logits in (x, target):
-            logits[logits[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
+            logits[logits[:, 0] == -np.inf, 0] = 1  # no row, masked or not, is -inf throughout
         operands = {"x": layout.to_shape(x, 1)[0], "target": layout.to_shape(target, 1)[0]}
         if o["where"] is not None:
             operands["where"] = row_layout.drawn_mask(o, rng)

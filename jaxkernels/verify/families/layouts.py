@@ -1,4 +1,4 @@
-"""Sizes and layouts of products: batches that broadcast by turns, vectors, dimensions in any order, pairs of axes.
+"""Sizes and layouts of products: batches in which either operand broadcasts, vectors, dimensions in any order, pairs of axes.
 
 Each layout is a dict of shapes (of a and b) and labels, as for einsum; a dimension that broadcasts has its label in
 capitals.
@@ -70,7 +70,7 @@ def batch_of(room: int, rng: Rng) -> list[int]:
 def matrices(
     m: int, n: int, k: int, batch: list[int], flags: list[bool], rng: Rng
 ) -> dict[str, Any]:
-    """Batches that broadcast by turns, of ranks that may differ; operands as the flags say."""
+    """Batches whose dimensions either operand may broadcast or lack; a flag says that an operand is transposed."""
     names = "defghij"[: len(batch)]
     shapes, labels = [], []
     whole = rng.integers(2) if rng.random() < 0.5 else None
@@ -119,7 +119,7 @@ def _layout(sizes: dict[str, int], left: str, right: str, out: str) -> dict[str,
 
 
 def general(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
-    """Any order of dimensions, several of a kind."""
+    """Dimensions in any order; rows, columns and the sum may have two each."""
     rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     common = {"d": int(rng.choice([1, 2, 3]))} if rng.random() < 0.5 else {}
     left, right = ("".join(_shuffled(common | own | summed, rng)) for own in (rows, cols))
@@ -130,7 +130,7 @@ def general(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
 
 
 def einsum(m: int, n: int, k: int, sums_lone: bool, rng: Rng) -> dict[str, Any]:
-    """Labels in any order, of the result too; some leave the one that all arrays have to an ellipsis.
+    """Labels in any order, also in the result; an ellipsis may replace the label that all arrays have.
 
     One operand may have a label that no other array has, if `sums_lone`.
     """
@@ -152,7 +152,7 @@ def einsum(m: int, n: int, k: int, sums_lone: bool, rng: Rng) -> dict[str, Any]:
 
 
 def tensordot(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
-    """Axes as a number of neighbours, none among them, or as pairs in any order."""
+    """Axes as the number of neighbouring dimensions to sum over, which may be 0, or as pairs in any order."""
     rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     form = rng.choice(["neighbours", "pairs", "outer"], p=[0.4, 0.5, 0.1])
     summed = {} if form == "outer" else summed

@@ -1,4 +1,4 @@
-"""cross_entropy of integer labels, and token_log_probs, with all that they take."""
+"""cross_entropy of integer labels, and token_log_probs, with all options."""
 
 from __future__ import annotations
 
@@ -64,16 +64,16 @@ class TokenLosses(Family):
             kinds += ["finite_mask"]
         elif not o["temperature"] and problem.derivative != "jvp":
             kinds += ["minus_inf"]
-            # Plain JAX gives the other results of a row left out the gradient 0, not NaN.
+            # In a row that is left out, the other results have the gradient 0 in plain JAX, not NaN.
             is_lost = problem.how == "xla" and problem.wants_gradient and o["returns"]
             kinds += [] if is_lost or "weights" in self.active(problem) else ["nan", "infinities"]
             is_small = o["reduction"] == "none" or o["smoothing"] == 0
-            # Below, labels are moved off hidden classes; those of other members would not be.
+            # Below, the class of a label gets a usual logit; in the logits of another member it would not.
             is_small &= problem.mapped("x") == problem.mapped("label")
             kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
         kind = str(rng.choice(kinds))
         x = values.logits(kind, count, cols, problem.dtype, rng)
-        x[x[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
+        x[x[:, 0] == -np.inf, 0] = 1  # no row, masked or not, is -inf throughout
         label = _drawn_labels(o, layout, rng)
         # Else the sum of the losses of hidden labels would overflow. The masks of all dtypes are below -1e4.
         if kind == "finite_mask":

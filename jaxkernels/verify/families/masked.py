@@ -1,4 +1,4 @@
-"""scaled_masked_softmax: masks and biases that broadcast, scales, bands, and what becomes of empty rows."""
+"""scaled_masked_softmax: masks and biases that broadcast, scales, bands, and empty rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Masked(Family):
         if o["scale"] == 1.0 and o["bias"] is None:
             kinds += [*infinite, "huge"]
         elif o["scale"] and problem.derivative == "value":
-            kinds += infinite  # sums over rows with some NaN have no result
+            kinds += infinite  # not in derivatives by bias and scale, which sum over rows
         kind = str(rng.choice(kinds))
         scores = values.logits(kind, rows, cols, problem.dtype, rng).reshape(shape)
         operands: Arrays = {"scores": scores}
@@ -79,7 +79,7 @@ class Masked(Family):
         return operands, kind in values.ALIKE
 
     def active(self, problem: Problem) -> tuple[str, ...]:
-        """The scores, a scale that is traced, and a bias, but not forward."""
+        """The scores, a traced scale, and, except in forward mode, a bias."""
         names = ["scores"]
         if problem.options["bias"] is not None and problem.derivative != "jvp":
             names.append("bias")

@@ -76,7 +76,7 @@ class Rows(Family):
         return {"y": kept if problem.options["keepdims"] else layout.row_shape}
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
-        """Y for the x given, derivatives for their operand: the y that the program gave, or x."""
+        """The truth of y is that for x; that of a derivative is for its operand, which is the program's own y, or x."""
         operation, layout, members = problem.operation, RowLayout(problem.options), len(alike)
         seen, is_jvp = operands.get("where", True), problem.derivative == "jvp"
         is_sum, is_norm = operation == "logsumexp", operation == "rms_norm"
@@ -99,7 +99,7 @@ class Rows(Family):
             return x.apply(lambda a: layout.to_shape(a, members)).where(seen, hidden)
 
         def column(name: str, offset: float) -> np.ndarray:
-            """The factors of all rows, added up in the dtype of computation."""
+            """The factors of all rows, to which the offset is added in the dtype of computation."""
             dtype = compute(problem.dtype)
             numbers = operands.get(name, np.ones((members, 1), dtype)).astype(dtype)
             return np.repeat(numbers + dtype.type(offset), layout.count, axis=0)
@@ -134,5 +134,5 @@ class Rows(Family):
 
 
 def _maps_scale(problem: Problem) -> bool:
-    """Whether each member has its own scale under vmap, which no kernel has."""
+    """Whether each member has its own scale under vmap, which no kernel supports."""
     return any(problem.mapped("scale")) and bool(problem.options.get("scale"))

@@ -1,16 +1,16 @@
-"""Attention and its derivatives in float64, with bounds on what the steps of the kernels can make of them.
+"""Attention and its derivatives in float64, with bounds on the errors of the kernels' steps.
 
 `bounded` and `products` have the rules of each step. u is the unit roundoff of the compute type, us that of the storage type
 where it is narrower (else 0). Whatever is stored in 16 bits is rounded once more.
 
-* Errors of scores make weights wrong by a factor, and so is the sum under the fraction. The softmax's own steps add a
+* The error of a score makes its weight wrong by a factor, and so the sum that divides it. The softmax's own steps add a
   relative error: exponential, its argument |s - max|, sum of S terms, quotient.
 * Products of 16-bit operands are XLA's, which may sum parts of a row apart and round these sums to 16 bits: us of the
   sum of all sizes. (H200, bfloat16, one query and 130 keys: 0.58 us; as float32 products 0.42.)
 * Our flash kernels split an operand into a pair of float16 numbers: 2^-22 of it, or 2^-40 of the largest (docs/attention.md).
 * cuDNN rounds exp(s - m) to 16 bits, for the m of the keys so far, before it divides by the sum in float32: the same us of
-  a weight. Its D = sum y dy has the y that was stored: us |y||dy| and the error of y, which us of the weights and of dp
-  in sum p dp bound.
+  a weight. Its D = sum y dy takes the stored y. The error, us |y||dy| and that of y, is within the bound of sum p dp,
+  whose weights and dp err by us.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Truth:
         p, t = self.p_of_scores, self._within(self._known(do.reshape(self.grouped)))
         dp = self._product("btkgh,bskh->bkgts", t, self.v).plus_error(self.stored.smallest)
         ds = p * (dp - (p * dp).sum(p.value.shape[-1]))
-        # The kernel scales ds before it stores it, and so flushes what is below the normal numbers then.
+        # The kernel scales ds before it stores it, and so flushes values that are subnormal after that.
         more = max(1.0, 1 / abs(self.scale)) if self.scale else 1.0
         ds = ds.rounded().stored(replace(self.stored, smallest=more * self.stored.smallest))
         found = {

@@ -1,4 +1,4 @@
-"""Numbers with the error that the kernels' arithmetic may make of them: a running error analysis.
+"""Numbers that carry a bound on the error of the kernels' arithmetic: a running error analysis.
 
 `Bounded` computes in a wider type than the kernels do, and adds to each number's bound what the kernel's own operation may
 err by. Nothing is fitted. u is the unit roundoff of the compute type (float32, or float64 for float64 storage), us that of
@@ -12,9 +12,9 @@ the storage type. The rules, elementwise, of every operation:
   only the fused multiply-add's u is left of |d| u. float64 does not: |d| u.
 * A sum of n terms is added up by ``accumulators`` independent chains, followed by a tree. With k = n / accumulators +
   log2(accumulators) additions in a row, its error is at most k u sum|terms|; roundings of random sign add up to
-  lambda sqrt(k) u with overwhelming probability (Higham and Mary 2019, lambda = 4). The smaller of the two holds, but
-  for rows in which many terms are the same, or lie just below the last place of one: there all roundings may have one
-  sign, and k u alone holds ("alike").
+  lambda sqrt(k) u with overwhelming probability (Higham and Mary 2019, lambda = 4). The smaller of the two holds, except
+  in rows in which many terms are the same, or lie just below the last place of one: there all roundings may have one
+  sign, and only k u holds ("alike").
 * XLA's CPU threads flush subnormals to zero and the GPU's half exponentials do so too: every operand, product and sum may
   be wrong by the smallest normal number. float16 results keep their subnormals.
 """
@@ -46,7 +46,7 @@ class Precision:
     exp_error: float  # error of an exponential, in u, apart from its argument's
     argument_error: float  # what each unit of |x - max| adds to it, in u
     is_plain: bool = False  # of plain JAX, which XLA compiles and JAX differentiates
-    exact_below: float = 0.0  # whole numbers below it are exact, if all that they are made of is
+    exact_below: float = 0.0  # whole numbers below it are exact, if computed from exact ones
 
 
 _HALF = HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
@@ -72,7 +72,7 @@ def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
 
 
 class Bounded:
-    """A value, and the largest error of what computes it; infinite and NaN values have none."""
+    """A value, and the largest error of its computation; infinite and NaN values have none."""
 
     __array_ufunc__ = None  # so that an array leaves its operators to this class
 
@@ -158,10 +158,10 @@ class Bounded:
         return Bounded(value, limit + p.u * additions * size + count * p.flush, p)
 
     def exp(self, fast: bool = False, more: float = 0.0) -> Bounded:
-        """The exponential of a difference, whose rounding counts here.
+        """The exponential of a difference; the bound includes the rounding of that difference.
 
-        `fast` is that of half types, which float32 takes too where no term is a result. `more` are
-        further errors in u.
+        `fast` takes the exponential of half types, also for float32, whose kernels use it for terms that are no results.
+        `more` are further errors in u.
         """
         p, value = self.precision, np.exp(self.value)
         is_half = fast and p.u > PRECISION["float64"].u

@@ -1,4 +1,4 @@
-"""A result held to the truth, element by element."""
+"""Compares a result with the truth, element by element."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def finite(values: np.ndarray) -> np.ndarray:
 def ratios(got: Any, want: Any, limit: Any) -> np.ndarray:
     """The error of every element in units of its bound.
 
-    NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
-    result is infinitely wrong there. The bound broadcasts against the truth, which has a wider
-    type.
+    NaN, infinities and overflow of the storage type have to be exactly where the truth has them; otherwise the
+    result is infinitely wrong there. The bound broadcasts against the truth, which has a wider type.
 
     Example:
         >>> ratios(np.float32([1.0, np.nan, 3.0]), np.array([1.5, np.nan, np.inf]), 1.0)

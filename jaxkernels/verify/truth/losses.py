@@ -7,8 +7,8 @@ Losses are made of them, and gradients follow from their cotangents. The rules o
   float32), and by one more if parts of a row are combined. Then both sums, of exp(d) d and of d, are shifted to another
   maximum, which costs each two more roundings.
 * A gradient is p (a + b d) - c, without c where x is -inf. At the label it is expm1(-loss).
-* A loss of a row is q nll + smoothing distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
-  of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
+* The loss of a row is q nll + smoothing distance + z lse^2, times its factor. It errs by its measures, and by `_TERMS`
+  roundings of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
 * A kernel may compute the gradient of a sum or a mean together with the loss. This gradient is rounded to the storage
   type, and again when the cotangent multiplies it. At the label, the kernel combines all terms into one difference, as the
   derivative of plain JAX does: p c - c.
@@ -248,9 +248,9 @@ class Losses:
         return -(gradient * self.logits).sum(additions) / widen(temperature)
 
     def of_weights(self, of_loss: np.ndarray) -> Bounded:
-        """With respect to the weight of each row, (rows, 1).
+        """The gradient by the weight of each row, (rows, 1).
 
-        0 of those without a label, where no weight is left, and of rows of the weight 0 whose loss is not finite.
+        It is 0 in rows without a label, where no weight is left, and in rows of weight 0 whose loss is not finite.
         """
         loss = self.of_rows()
         has_any = self._has_label & ((self.weight != 0) | np.isfinite(loss.value))
@@ -276,7 +276,7 @@ class Losses:
 
 
 def _bregman(r: np.ndarray) -> np.ndarray:
-    """R + exp(-r) - 1, by its series where it would cancel."""
+    """Computes r + exp(-r) - 1, by its series where it would cancel."""
     near = np.where(np.abs(r) < 0.01, r, 0)
     series = sum((-near) ** k / math.factorial(k) for k in range(2, 12))
     return np.where(np.abs(r) < 0.01, series, r + np.expm1(-r))
@@ -294,7 +294,7 @@ def kl_divergence(
     """The divergence of each row (rows, 1), and its gradients by x and by the target, times a cotangent.
 
     The terms of a row are p (r + exp(-r) - 1) with r = log p - log q, computed as p r + q - p unless r is
-    small. An error e of one r costs |p - q| e. Errors of log-sum-exps are those of all r, and cost their
+    small. An error e of one r costs |p - q| e. The error of a log-sum-exp is common to all r. It costs only its
     square, because the terms are divided by the sum of p and the difference of both sums is subtracted.
     """
     none, divisor = np.full(len(x), -1), 1 if temperature is None else widen(temperature)

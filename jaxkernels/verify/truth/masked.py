@@ -69,7 +69,7 @@ class Truth:
     ) -> None:
         """Computes the result of scores (..., q, k); mask, bias and an array `scale` broadcast.
 
-        A program does not know a scale that is an array. `options` are causal, window and
+        A scale that is an array is traced. `options` are causal, window and
         empty_rows; `dy` is the cotangent of the result. `accumulators` maps an operation and a
         dtype to the partial sums that a row has at least; `how` is "xla" for plain JAX.
         """
@@ -132,7 +132,7 @@ class Truth:
         return found
 
     def forgiving(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-        """A truth for one result: what a NaN row does not see may be 0 as well."""
+        """The truth for one result: in a row of NaN, hidden elements may be 0 as well."""
         if got.shape != self.seen.shape:
             return want
         return np.where(np.isnan(want) & ~self.seen & (got == 0), 0, want)

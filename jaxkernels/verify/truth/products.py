@@ -2,9 +2,9 @@
 
 The bound is elementwise: a sum of k products in float32, in any order, with any fused multiply-adds, is wrong by at most
 gamma_k * (|A| |B|), gamma_k = k u / (1 - k u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.5).
-Pairs of float16 keep it too, from 32 of k on, where they begin: a product of pairs errs by 2^-21 of itself at most (8 u),
-what repairs leave is as much of the sum, and 64 terms that wgmma adds lose 2^-25 of the largest each (u / 2). A split of k
-costs one more rounding.
+Pairs of float16, which serve k of 32 and more, keep it too: a product of pairs errs by 2^-21 of itself at most (8 u), what
+repairs leave errs by 2^-21 of the sum, and each of 64 terms that wgmma adds loses 2^-25 of the largest (u / 2). A split of
+k costs one more rounding.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def known(x: np.ndarray) -> Bounded:
 def contraction(labels: str, a: Bounded, b: Bounded, parts: Precision | None = None) -> Bounded:
     """The sum of products over the labels that the result lacks, in any order, rounding by rounding.
 
-    Labels are those of einsum, "mk,kn->mn"; Z counts members, which are exact each by itself. The
-    errors of the operands go into the bound. `parts` is the storage type of sums of parts.
+    Labels are those of einsum, "mk,kn->mn"; Z counts members, and each may be exact by itself. The
+    bound includes the errors of the operands. `parts` is the storage type of sums of parts.
     """
     p, (left, right, out) = a.precision, labels.replace("->", ",").split(",")
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The row operations of one array in exact arithmetic, but for the roundings of a much wider type, and their bounds."""
+"""The row operations of one array, computed in a much wider type than the kernels', and their bounds."""
 
 from __future__ import annotations
 
