@@ -118,7 +118,7 @@ def optimized():
 
 @pytest.fixture(scope="session", autouse=True)
 def small_inputs_of_benchmarks():
-    """A benchmark's inputs are larger than the cache, and drawing them is what costs on a CPU. No test looks at times."""
+    """Shrinks the inputs of benchmarks on a CPU, where drawing them takes most of the time. No test looks at times."""
     with pytest.MonkeyPatch.context() as patch:
         if not OPTIMIZED:
             patch.setattr(bench_programs, "last_level_cache_bytes", lambda platform: 1 << 16)
@@ -127,7 +127,7 @@ def small_inputs_of_benchmarks():
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs():
-    """Every program that JAX 0.10 keeps slows down the lowering of all later ones: twice as slow after half of the tests."""
+    """Clears JAX's caches: in JAX 0.10 each kept program slows down later lowerings, by two after half of the tests."""
     yield
     if not OPTIMIZED:
         jax.clear_caches()
@@ -145,13 +145,13 @@ def pytest_addoption(parser):
 
 
 def _half(items, quarter):
-    """All tests, but of those marked half_on_a_cpu the cases on the white squares of a board.
+    """Keeps all tests, except for those marked half_on_a_cpu: they keep the cases on the white squares of a board.
 
-    A board's sides are the parameters. Every two values of two of them meet on a white square where a third has two
-    values or more; of a board of two sides half of the pairs are left out. `quarter` leaves out every other white
-    square of a board whose sides, two or more, have four values or more.
+    A board's sides are the parameters. With a third parameter of two values or more, every pair of values of two of
+    them is on a white square; with two parameters, half of the pairs are left out. `quarter` leaves out every other
+    white square of a board that has two sides or more, each with four values or more.
     """
-    numbers = {}  # of the values of each parameter of each test, in the order in which they come
+    numbers = {}  # the index of each value of each parameter of each test
     sides_of = {}
     for item in items:
         if item.get_closest_marker("half_on_a_cpu") is None or not hasattr(item, "callspec"):

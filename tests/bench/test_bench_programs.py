@@ -285,7 +285,7 @@ def test_inputs_of_products_do_not_stay_in_the_cache(draws_numbers):
 
 
 def test_inputs_of_short_products_are_used_again(draws_numbers, monkeypatch):
-    """A short product's time is not that of telling a GPU of other inputs."""
+    """Otherwise the time of a short product would be that of updating a CUDA graph for other inputs."""
     monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
     short, long = (sgemm_products.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
     assert [len(sgemm.draw(case, 5)) for case in (short, long)] == [1, 3]

@@ -52,7 +52,7 @@ REFUSED = {"cudnn", "ffi_flash", "tf32", "tf32_x3", "bf16_x6"}
 
 
 def assert_contenders_agree(called):
-    """A comparison of different things is none. Those with inputs of their own are not compared."""
+    """Contenders of a case give the same results. Those with inputs of their own are not compared."""
     same = {key: of for key, of in called.items() if key[1] not in OTHERS}
     for (number, name), (arguments, found) in same.items():
         peers = (of for key, of in same.items() if key[0] == number and of[0] is arguments)

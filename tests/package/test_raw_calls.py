@@ -19,7 +19,7 @@ def test_wrong_calls(targets):
     """In a program of its own, so that a crash is a failure of this test, with its stack."""
     if ON_GPU and not registry.has_cuda_module():
         pytest.skip("jaxkernels was built without CUDA")
-    count = 200 if ON_GPU else 80  # of a CPU the sanitizers see 200
+    count = 200 if ON_GPU else 80  # on a CPU .ci/sanitize runs 200
     printed, _ = run_python("raw_calls.py", count, *targets, JAX_PLATFORMS=None)
     served = re.findall(r"(\w+): (\d+) of (\d+) calls served", printed)
     assert [name for name, _, _ in served] == list(targets)
@@ -30,6 +30,6 @@ def test_wrong_calls(targets):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits addresses by what /proc says")
 @pytest.mark.parametrize("rows", [1, 3], ids=("caller", "pool"))
 def test_out_of_memory(rows):
-    """An exception becomes an error of JAX, in the thread that XLA calls the handler in, and in those of the pool that share the rows."""
+    """An exception becomes an error of JAX, in the thread that calls the handler, and in those of the pool that share rows."""
     printed, _ = run_python("out_of_memory_worker.py", rows, JAX_PLATFORMS="cpu")
     assert printed == "RESOURCE_EXHAUSTED: out of memory\nright again\n"

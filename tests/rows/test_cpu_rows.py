@@ -1,4 +1,4 @@
-"""Rows on a CPU: short ones are computed side by side, threads share few long ones, and no bit tells."""
+"""Rows on a CPU: short ones are computed side by side, threads share few long ones, and both keep the bits."""
 
 import functools
 import os
@@ -49,7 +49,7 @@ def results(x, t, labels=None):
 
 @jax.jit
 def losses(x, label):
-    """Residuals and gradients of the kernels, with and without all sums: XLA's own arithmetic has other bits in a row alone."""
+    """Residuals and gradients of the kernels themselves, because XLA's arithmetic has other bits in a row alone."""
     coefficients = jnp.array([0.7, 0.9, 0.02, 0.1], oracle.compute(x.dtype))
     coefficients, found = jnp.tile(coefficients, (len(x), 1)), []
     for all_sums in (False, True):

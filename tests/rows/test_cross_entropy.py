@@ -293,7 +293,7 @@ def test_a_mean_of_nothing_is_0(label, weights):
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
-    """It has no part in the loss, in which the other classes are; one that is no class still gives NaN."""
+    """With label_smoothing=1 a hidden label contributes nothing; a label that is no class still gives NaN."""
     x = X[0].copy()
     x[0, 3] = -np.inf
     log_p = np.asarray(jax.nn.log_softmax(x))
@@ -334,7 +334,7 @@ def test_a_hidden_label_has_the_usual_gradient(reduction, implementation):
 @pytest.mark.parametrize("options", [{}, {"return_lse": True}], ids=["alone", "with lse"])
 @pytest.mark.parametrize("label", [9, 3], ids=["beyond the classes", "in a hidden row"])
 def test_a_cotangent_of_0_hides_rows_that_are_not_finite(reduction, options, label):
-    """As `jnp.where` around a loss, or logits shared by several label sets, make it; also in second derivatives."""
+    """`jnp.where` around a loss makes such cotangents, as do logits with several label sets. Second derivatives too."""
     x = X[0].copy()
     x[0] = -np.inf if label < x.shape[-1] else x[0]
     temperature = jnp.full(5, 2.0)
@@ -359,7 +359,7 @@ def test_a_cotangent_of_0_hides_rows_that_are_not_finite(reduction, options, lab
 
 
 def test_probabilities():
-    """Any that are not negative; where one is 0, what it multiplies may be infinite."""
+    """They need not sum to 1; where one is 0, the log-probability that it multiplies may be infinite."""
     p = np.random.default_rng(3).random(X.shape).astype(np.float32)
     p[..., 2] = 0
     x = X.copy()
@@ -405,7 +405,7 @@ def test_tangents_by_logits_with_scales():
 
 
 def test_known_labels_are_copied_as_guards_allow():
-    """And one that is too large is found, of NumPy under jit too."""
+    """A label that is too large is found, also in a NumPy array under jit."""
     x, label = jnp.asarray(X), jnp.asarray(LABEL)
     with jax.transfer_guard_device_to_host("disallow"):
         jk.cross_entropy(x, label)

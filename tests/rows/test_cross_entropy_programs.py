@@ -92,7 +92,7 @@ OPTIONS |= {"label_smoothing": 0.1, "z_loss": 0.01}
 
 
 def beside(cross_entropy, names, differentiates, reduction, x, weights):
-    """A loss, to which its other results are added or not, and these."""
+    """A loss and its other results; the sum includes these if it `differentiates` them."""
     options = OPTIONS | {"weights": weights} | {f"return_{name}": True for name in names}
     loss, *others = cross_entropy(x, LABEL, reduction=reduction, **options)
     moving = others if differentiates else []

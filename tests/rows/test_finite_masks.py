@@ -178,7 +178,7 @@ LARGEST = float(jnp.finfo(jnp.float32).max)
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_rows_left_out_never_show(reduction, implementation, options):
-    """Not in values, gradients, nor, of plain logits, in gradients of gradients; NaN in another row does."""
+    """They reach no value, no gradient and, for plain logits, no second derivative; NaN in another row does."""
     label = np.array([4, -1, -1, 0, 3, 2], np.int32)
     weights = np.array([0.5, 3, 2, 0, 0, 1], np.float32)
     given = {"weights": weights, "reduction": reduction, "implementation": implementation}

@@ -29,7 +29,7 @@ reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
 
 
 def step(x, w, b, label, scale, reduction, max_bytes=None):
-    """A number of the losses, or of log-probabilities and entropies of tokens, and its gradients."""
+    """One number, made of losses or of log-probabilities and entropies of tokens, and its gradients."""
 
     def loss(x, w, b, scale):
         options = {"bias": b, "max_bytes": max_bytes, "where": SHOWN}

@@ -1,7 +1,7 @@
 """Values of logsumexp and of its derivatives against the truth.
 
-Every row length, boundary of a plan and kind of input is tried with the other operations, in test_softmax_grad.py; here
-are rows whose sum is 0 or infinite.
+test_softmax_grad.py tries every row length, boundary of a plan and kind of input, with the other operations; here are
+rows whose sum is 0 or infinite.
 """
 
 import functools

@@ -12,7 +12,7 @@ import jaxkernels as jk
 from jaxkernels._core import registry
 from jaxkernels._rows import lowering, plan, primitive, softmax
 
-LONG, SHORT = 1 << 20, 400_000  # as an H200 sees them
+LONG, SHORT = 1 << 20, 400_000  # for an H200
 OPERATIONS = ("softmax_fwd", "softmax_grad", "log_softmax_fwd", "logsumexp_grad")
 
 

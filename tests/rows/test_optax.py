@@ -94,7 +94,7 @@ def test_labels_that_are_no_classes(jit):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])
 def test_labels_beyond_32_bits_are_no_classes(dtype):
-    """And do not come back as others."""
+    """They do not wrap around to a class."""
     label = np.array([2**32 + 1, 1], dtype)
     loss = softmax_cross_entropy_with_integer_labels(X[0, :2], label)
     np.testing.assert_array_equal(np.isnan(loss), [True, False])

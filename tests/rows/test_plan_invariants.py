@@ -163,7 +163,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
             assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
     # Rows are walked grid-stride or, see below, in batches; no block may be launched for nothing.
     assert p.grid_blocks <= max(1, -(-rows // rows_at_once)) * p.cluster_blocks, where
-    # A batch is half of what is left.
+    # A batch is half of the rows that are left.
     waves = p.rounds.bit_length() if p.halves else 32
     assert p.grid_blocks <= max(1, waves) * limits.sm_count * p.blocks_per_sm, where
 
@@ -172,7 +172,7 @@ def _check_read_in_leaves(p, cols, rows, limits, where):
     """Leaves of a row are the same however many rows, warps and blocks there are."""
     assert (p.tier, p.smem_bytes, p.kept_packs) == ("block_uncached", 0, 0), where
     window = -(-cols // p.pack) + 8  # which begins with a line
-    most = 256 * 32 * 8  # packs of the leaves of a row, for each turn
+    most = 256 * 32 * 8  # packs of the leaves of a row in each turn
     assert most * (p.leaf_turns - 1) < window <= most * p.leaf_turns + 8, where
     assert p.lanes == p.block_threads * p.cluster_blocks, where
     assert p.block_threads <= (16 if p.cluster_blocks == 8 else 8) * 32, where

@@ -63,9 +63,9 @@ def test_long_losses_have_kernels_of_two_sums(operation):
 @pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
-    """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds four
-    (doubles two) and, without clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster. Beyond, XLA
-    serves them by default, except losses."""
+    """First warp. Then block, while an SM holds two rows (but not of log-softmax, nor terms of doubles). Then block_smem,
+    while it holds four (of doubles two), and without clusters while shared memory does (beyond the 48 KiB of a plain launch).
+    Then cluster. XLA serves longer rows by default, except losses."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
     stores_terms = contract.OPERATIONS[operation].finds_max and not stores_scalar(operation)
@@ -202,7 +202,7 @@ def test_shifted_losses_with_gradients_are_staged(dtype):
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_packs_of_the_longest_rows_are_counted_in_32_bits(dtype):
-    """Up to the end of the last leaf, or of the last part, which lies behind the row."""
+    """The count includes packs behind the row, up to the end of the last leaf, or of the last part."""
     pack = 16 // BYTES[dtype]
     longest = (2**31 - 1 - 2**23) * pack
     leaf = 32 * 8 * plan(longest, dtype, "logsumexp_fwd", rows=1).leaf_turns
@@ -219,7 +219,7 @@ def test_packs_of_the_longest_rows_are_counted_in_32_bits(dtype):
 
 
 def banks_met(p, cols, dtype):
-    """Lanes of a warp that read different words of one bank of shared memory at once, at most."""
+    """The most lanes of a warp that read different words of one bank of shared memory at once."""
     lane = np.arange(32)
     element = lane // p.lanes * p.row_spacing * cols + lane % p.lanes
     words = np.unique(element * BYTES[dtype] // 4)
@@ -253,7 +253,7 @@ def test_forced_tiers(dtype):
 
 @pytest.mark.parametrize("operation", [*oracle.OPERATIONS, *MASKED])
 def test_longest_row_of_the_block_tier(operation):
-    """512 threads with the packs that each holds; one more is refused."""
+    """It fills 512 threads with the packs that each holds; one pack more is refused."""
     packs = 512 * (8 // inputs(operation))
     most = plan(packs * 8, "bfloat16", operation, tier="block")
     assert (most.tier, most.block_threads, most.lanes) == ("block", 512, 512)

@@ -1,4 +1,4 @@
-"""How rows are handed out: few rows, batches, turns; and that their number changes no sum. Without a GPU."""
+"""How plans hand out few rows, batches and turns of rows; their number changes no sum. Without a GPU."""
 
 import functools
 

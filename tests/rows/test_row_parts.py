@@ -1,6 +1,6 @@
 """The two parts of row operations, for rows that are spread over devices: statistics, and the result from them.
 
-test_partitioning.py reads the collectives from the HLO; here the kernels are held against the truth, on the device
+test_partitioning.py reads the collectives from the HLO; here the kernels are compared with the truth, on the device
 under test and over simulated ones.
 """
 

@@ -191,7 +191,7 @@ def test_the_signature_begins_as_jax_nns(ours, peer):
     assert {p.kind for p in mine[len(theirs) :]} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-# One shape each for hypothesis to fuzz costs compilations. Few dimensions, small sizes.
+# Each shape that hypothesis draws is compiled, so dimensions are few and sizes small.
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 
@@ -265,7 +265,7 @@ MASK[0, 1, 2, 0] = False
 FACTORS = RNG.standard_normal((2, 3, 4, 1)).astype(np.float32)
 FACTORS[1, 2, 3], FACTORS[0, 0, 0] = 0, -2
 
-# Arguments by name; those that are arrays belong to the program.
+# Arguments by name; arrays become operands of the program.
 CALLS = {
     "all": {},
     **{
@@ -341,7 +341,7 @@ def test_which_calls_have_kernels():
 
 
 def test_the_derivative_by_a_factor_of_zero():
-    """It is exp(a - log|sum|) times the sign; an element without a number shows nowhere."""
+    """It is exp(a - log|sum|) times the sign; NaN or infinity in an element with the factor 0 shows nowhere."""
     a = A[0, 0].copy()
     a[0, 1], a[1, 2], a[2, 3] = np.nan, np.inf, 200
     b = A[1, 0] * (A[1, 1] > 0)

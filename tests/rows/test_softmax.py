@@ -157,7 +157,7 @@ def test_exponentials_of_doubles_at_their_edges(cols):
 # log_softmax near 0: where all others together have the probability 1e-9, the largest has -1e-9, not 0.
 # float32 and float64: half types sum all terms, and near 0 they err by about 2^-24.
 MOST_ULPS = 4
-# All that else is won by: the sum of the exponentials of the other elements of a row.
+# The sum of the exponentials of the other elements of a row, where the largest one has 1.
 RESTS = np.array([0.5, *np.logspace(-4, -12, 9), 1e-20, 1e-30])
 # Rows of some lanes, of a warp, of a block, of several; aligned and not.
 COLS = (2, 7, 33, 100, 128, 1000, 2049, 4096, 20001, 32768, 100000)

@@ -123,7 +123,7 @@ def test_kinds_of_input(algorithm, trans_a, trans_b):
 @of_shapes([(70, 66, 500), (64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
 @transposes
 def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
-    """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
+    """The bound of a deep sum is wider than one of its terms, or C; sums of whole numbers are exact."""
     m, n, k = shape
     members = 3 if shape in FORMS else 1
     a = cases.operand("integers", (members, m, k))
@@ -278,7 +278,7 @@ def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape, trans_a, tra
     [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7), (700, 3, 50), (1, 515, 33)],
 )
 def test_few_k_have_the_bits_of_pipelined(gpu, shape):
-    """So that a batch may choose the rung: both sum in the order of k, one term after the other."""
+    """Both sum in the order of k, one term after the other, so a batch may choose the rung."""
     m, n, k = shape
     a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n), seed=1)
     c = cases.operand("normal", (m, n), seed=2)

@@ -1,4 +1,4 @@
-"""The policy of the matrix product, on machines without a GPU: what the plans have to fulfil for any problem."""
+"""Plans of matrix products, on machines without a GPU: what they have to fulfil for any problem."""
 
 import gemm_cases
 import hypothesis

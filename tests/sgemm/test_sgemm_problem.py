@@ -27,7 +27,7 @@ def batch_of(a_batch, b_batch):
         ((2, 3, 4), (2, 3, 4), [(24, 1, 1)]),
         ((2, 3), (1, 1), [(6, 1, 0)]),
         ((1, 1), (2, 3), [(6, 0, 1)]),
-        # By turns, and if b lacks one of two dimensions of a, nothing merges.
+        # If the operands lack dimensions by turns, or b lacks one of two dimensions of a, nothing merges.
         ((2, 1), (1, 3), [(2, 1, 0), (3, 0, 1)]),
         ((1, 2), (3, 1), [(3, 0, 1), (2, 1, 0)]),
         ((2, 3), (2, 1), [(2, 3, 1), (3, 1, 0)]),

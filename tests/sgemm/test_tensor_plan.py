@@ -111,7 +111,7 @@ def test_which_sums_are_compensated():
 
 
 def test_when_it_looks_whether_all_is_to_be_made_again():
-    """After a small part of one large product, which is enough to see more marked tiles than there may be."""
+    """It looks after a small part of a large product, which is enough to see more marked tiles than allowed."""
     for n in (4096, 8192, 16384):
         plan = plan_of(n, n, 64)
         assert plan.most_marked_tiles == plan.tiles_m * plan.tiles_n // 32

@@ -56,7 +56,7 @@ def test_sums_about_the_threshold(side):
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_a_large_product_that_ends_early(beta):
-    """After its first tiles; with C in place it never does."""
+    """It ends after its first tiles, because too many need repair; with C in place it never does."""
     n = 3000
     assert jk.plan_sgemm(n, n, 64, algorithm="tensor").tiles_before_look > 0
     a, b, want = permuted(n, n, 64, 0.5)
@@ -124,7 +124,7 @@ def test_repairs_in_a_captured_graph():
 @pytest.mark.parametrize("share", [1e-5, 0.5])
 def test_products_one_after_another(share):
     """Each kernel of a call reads what the one before has written, into scratch that other calls have used. XLA's write the
-    operands and read the results. Some products look whether all is in vain, some split k."""
+    operands and read the results. Some products stop early if too much needs repair, some split k."""
     shapes = ((1100, 1400, 96), (3000, 3000, 64), (1237, 1269, 1100), (300, 260, 5000))
     plans = [jk.plan_sgemm(*shape, algorithm="tensor") for shape in shapes]
     assert [plan.tiles_before_look > 0 for plan in plans] == [False, True, False, False]

@@ -1,4 +1,4 @@
-"""Inputs for the tests of attention, held to `jaxkernels.verify.truth.attention`."""
+"""Inputs for the tests of attention, and the comparison with `jaxkernels.verify.truth.attention`."""
 
 import dataclasses
 

@@ -77,7 +77,7 @@ def all_operations(xs, ts, scalars, tier=None, tangents=True):
     `scalars` has a number for each row of each x. As slices of the cotangents they would be kernels of XLA's own, which
     cost more than all of ours. Tangents are plain JAX, whose compilation takes several times as long.
     """
-    # Rows that XLA would serve by default, too.
+    # "ffi" also for rows that XLA serves by default.
     asked = {"tier": tier, "implementation": "ffi" if ON_GPU else None}
     plain = {"tier": tier or "auto", "require_kernel": ON_GPU}
     of_norm = {**plain, "epsilon": EPSILON}
@@ -92,7 +92,7 @@ def all_operations(xs, ts, scalars, tier=None, tangents=True):
             "softmax_grad": pull(t)[0],
             "log_softmax_fwd": log_y,
             "log_softmax_grad": log_pull(t)[0],
-            # Its primitives: what the function adds to them, programs of many arrays feel.
+            # The primitives: what the public function adds would slow down programs of many arrays.
             "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **plain),
             "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **plain),
             "rms_norm_fwd": rms_norm.rms_norm_fwd(x, scale, **of_norm),

@@ -1,9 +1,9 @@
 """A model in jax.numpy of the two cuDNN kernels that JAX calls, so that a CPU can run what CUDA devices do.
 
-Rows without a defined result get the worst values that cuDNN may give: A row without keys is NaN, forward and
-backward, and so is one with a bias of numbers like -3e38. A row whose largest score is near what hides scores is right
-forward; backward the exponential of its distance to the sum overflows, as that is no more than the rounding of both. A
-row behind the length of the queries holds whatever was there, forward.
+Rows without a defined result get the worst values that cuDNN may give. A row without keys is NaN, forward and
+backward, and so is one with a bias of numbers like -3e38. A row whose largest score is near the number that hides
+scores is right forward. Backward its weights are infinite, because the score and the log-sum-exp differ only by their
+roundings. Forward, a row behind the length of the queries holds whatever was in memory.
 """
 
 import jax.numpy as jnp

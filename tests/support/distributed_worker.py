@@ -44,7 +44,7 @@ def run(program, mesh, specs, collectives):
 
 
 def run_all(process):
-    """Runs programs in all their layouts; how many failed."""
+    """Runs programs in all their layouts, and returns how many failed."""
     # Importing this asks JAX for its devices, on which the programs depend.
     from sharded_programs import LAYOUTS, meshes, program
 
@@ -68,7 +68,7 @@ def run_all(process):
 
 
 def main(process, port):
-    """Joins the other process and runs the programs; the exit code."""
+    """Joins the other process and runs the programs; returns the exit code."""
     jax.config.update("jax_num_cpu_devices", 4)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -82,5 +82,5 @@ def main(process, port):
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
     sys.stdout.flush()
-    # All is done, and gloo's threads, for whatever is computed, are now and then minutes late to end by themselves.
+    # All is done. The threads of gloo sometimes take minutes to end by themselves.
     os._exit(code)

@@ -56,7 +56,7 @@ def product(a, b, c):
 
 
 def attention(q, k, v, bias, dy):
-    """Its value and gradients by our flash kernels, for the GPUs that have them alone."""
+    """Its value and gradients by our flash kernels, which a CPU does not have."""
     of = functools.partial(jk.dot_product_attention, is_causal=True, implementation="ffi_flash")
     y, pull = jax.vjp(of, q, k, v, bias)
     return y, pull(dy)
@@ -67,7 +67,7 @@ def operands():
     rng = np.random.default_rng(0)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
     mask = rng.random((2, 1, 40)) < 0.7
-    mask[..., 0] = True  # no row sees nothing
+    mask[..., 0] = True  # each row sees a key
     return {
         "rows": (3 * normal(2, 5, 40), mask, normal(2, 5, 40), rng.integers(0, 40, (2, 5))),
         "row_parts": (3 * normal(5, 40),),

@@ -1,7 +1,7 @@
 """Calls of attention that take the primitives of flash attention, at any size and without a GPU.
 
-On a GPU cuDNN and our kernels run them. Elsewhere the machine is an H200 by name. A CPU lowers the primitives as CUDA devices do,
-for a model of cuDNN, and for the plain form in the place of our kernels.
+On a GPU cuDNN and our kernels run them. Elsewhere choices are those for an H200, and a CPU lowers the primitives as CUDA
+does, with a model of cuDNN, and with the plain form in the place of our kernels.
 """
 
 import functools
@@ -90,7 +90,7 @@ def arguments(sizes, dtype, seed=0):
     if s.T % 2 == 0 and s.S % 2 == 0:
         empty = rng.random((s.B, 1, s.T, s.S)) < 0.6
         empty[0, 0, 3] = False
-        # With the causal band the first queries see nothing, as of texts that are padded on the left.
+        # With the causal band the first queries see nothing, as in texts that are padded on the left.
         padded = np.arange(s.S)[None, None, None] >= np.arange(5, 5 + s.B)[:, None, None, None]
         hidden = bias(s.B, 1, s.T, s.S)
         hidden[0, 0, 2] = -np.inf

@@ -1,4 +1,4 @@
-"""Operands for the tests of matrix products, held to `jaxkernels.verify.truth.products`."""
+"""Operands for the tests of matrix products, and the comparison with `jaxkernels.verify.truth.products`."""
 
 import functools
 

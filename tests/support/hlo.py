@@ -8,12 +8,12 @@ _COLLECTIVE = re.compile(
 
 
 def collectives(text):
-    """Names of the collectives in HLO, as often as they stand there."""
+    """Names of the collectives in HLO, as often as they occur."""
     return _COLLECTIVE.findall(text)
 
 
 def reduced_shapes(text, collective="all-reduce"):
-    """Shapes of the results of all-reduces in HLO, without a last dimension of one number."""
+    """Shapes of the results of all-reduces in HLO, without a last dimension of size 1."""
     results = re.findall(rf"= (.*?) {collective}(?:-start)?\(", text)
     shapes = [shape for of in results for shape in re.findall(r"\w\[([\d,]*?)(?:,1)?\]", of)]
     return [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]

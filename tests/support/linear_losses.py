@@ -1,7 +1,7 @@
-"""The cross entropy of a linear layer in exact arithmetic, but for the roundings of a much wider type, and its bounds.
+"""The cross entropy of a linear layer, computed in a much wider type than ours, and its bounds.
 
 The error of a logit is that of its product, H u (|x| |w| + |b|), and its rounding to the type in which it is kept, once for
-the product and once for the sum with a bias. All logits of a row get the largest of their row.
+the product and once for the sum with a bias. All logits of a row get the largest error of the row.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Inputs for the tests of the scaled, biased and masked softmax, held to `jaxkernels.verify.truth.masked`.
+"""Inputs for the tests of scaled_masked_softmax, and the comparison with `jaxkernels.verify.truth.masked`.
 
 A case is a value; many go into one program.
 """

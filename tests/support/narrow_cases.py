@@ -1,4 +1,4 @@
-"""Weights that the softmax of float32 scores stores in a 16-bit dtype, held to those that it stores in float32."""
+"""Weights that the softmax of float32 scores stores in a 16-bit dtype, compared with those that it stores in float32."""
 
 import cases
 import jax
@@ -38,7 +38,7 @@ def check(cols, dtype, causal):
 
 
 def assert_rounded(got, wide, dtype):
-    """`got` is `wide` rounded, but for half a unit of float32 on the other side of a tie."""
+    """`got` is `wide` rounded; a few elements near a tie may be rounded the other way."""
     assert got.dtype == jnp.dtype(dtype)
     got, want = np.asarray(got), np.asarray(jax.device_get(wide)).astype(jnp.dtype(dtype))
     bits = np.abs(got.view(np.int16).astype(int) - want.view(np.int16).astype(int))

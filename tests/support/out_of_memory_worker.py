@@ -27,7 +27,7 @@ def main(rows):
     try:
         call(x).block_until_ready()
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        print(error)  # which of them, depends on JAX's way of starting it
+        print(error)  # one of the two, by how JAX starts the program
     resource.setrlimit(resource.RLIMIT_AS, unlimited)
     assert float(call(x)[0, 0]) == 2.0**-24
     print("right again")

@@ -60,7 +60,7 @@ def _every_primitive():
 
 
 def _flash_attention():
-    """Its forward direction, its tangent, and what is its transpose."""
+    """The forward pass, its tangent, and the transpose of the tangent."""
     call = Call(MOVING, 0.5, Band(None, 0, from_end=False), keeps_sums=True, moving=("q",))
     for dtype, sums in (("bfloat16", normal(2, 2, 4)), ("float32", normal(2, 2, 4, 2))):
         q, k, y = (normal(2, 4, 2, 8).astype(dtype) for _ in range(3))

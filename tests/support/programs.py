@@ -11,7 +11,7 @@ import jax
 
 SUPPORT = Path(__file__).resolve().parent
 ROOT = SUPPORT.parent.parent
-# As in the tests themselves (conftest.py). A program whose time is not compilation removes it.
+# As in the tests themselves (conftest.py). Callers remove it for programs that run long.
 NOT_OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if jax.default_backend() == "cpu" else {}
 
 

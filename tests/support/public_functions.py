@@ -33,7 +33,7 @@ ALL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def computing():
-    """The public functions by name, but those that plan, patch, export or set a default."""
+    """The public functions by name, except those that plan, patch, export or set a default."""
     others = "plan_|patch_|export_checks|default_algorithm"
     names = [name for name in jk.__all__ if not re.match(others, name)]
     found = {name: getattr(jk, name) for name in names if inspect.isfunction(getattr(jk, name))}
@@ -64,7 +64,7 @@ class Function:
 
     @property
     def has_cpu_kernel(self):
-        """Not a product: on a CPU that is XLA's own."""
+        """Whether a CPU has a kernel of ours: a product is XLA's own there."""
         return self.dtypes != ("float32",)
 
     @property

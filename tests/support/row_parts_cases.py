@@ -1,4 +1,4 @@
-"""Row operations in two parts on one device, held against the truth; for the tests and the sanitizer."""
+"""Runs row operations in two parts on one device, and compares them with the truth; for the tests and the sanitizer."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def check_all(pairs, dtype):
 
 
 def check_attention(some, dtype):
-    """Runs cases without a band in parts: the results are those of the whole operation but for roundings."""
+    """Runs cases without a band in parts: results are those of the whole operation, within a few roundings."""
     near = 8 * float(jnp.finfo(dtype).eps)
 
     def spoiled(c):  # hidden scores do not matter

@@ -1,4 +1,4 @@
-"""The plans that tests of rows ask for, and the sizes that they hold these to; no test of its own."""
+"""Plans for the tests of rows, and the sizes that plans are compared with."""
 
 import cases
 import oracle
@@ -20,7 +20,7 @@ MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 
 def scratch_of(dtype, operation):
-    """By the type of computation, and how many sums a row has."""
+    """Bytes of shared memory that the reductions of a block may need."""
     if dtype == "float32" and operation in WITH_RESTS:
         return SCRATCH_WITH_RESTS
     sums = contract.OPERATIONS[operation].sums_of(oracle.storage(dtype))

@@ -1,4 +1,4 @@
-"""Losses and gradients of rows with labels, held against the truth."""
+"""Compares losses and gradients of rows with labels with the truth."""
 
 import functools
 

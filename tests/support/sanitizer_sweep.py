@@ -186,7 +186,7 @@ OF_DTYPES = ("rows", "losses")
 
 
 def main(backend, dtypes, parts, as_arguments):
-    # By far more seconds than any part takes. Whatever hangs then shows where.
+    # No part takes that many seconds. A hang ends then, and shows where.
     faulthandler.dump_traceback_later(400, exit=True)
     assert jax.default_backend() == backend
     if not as_arguments:

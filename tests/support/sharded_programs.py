@@ -16,8 +16,8 @@ ROWS = ({"b": "data"}, {"b": "data", "r": "model"}, {"b": ("data", "model")}, {"
 COLUMNS = ({"c": "model"}, {"c": "data"}, {"b": "data", "c": "model"})
 HEADS = ({"b": "data"}, {"b": "data", "h": "model"}, {"b": ("data", "model")})
 KEYS = ({"b": "data", "k": "model"}, {"k": "data"})
-# By a function's name the mesh axes of dimensions of its operands: layouts that cost nothing, and layouts with one
-# all-reduce, because each device has a part of a sum, in the result or in the gradient of the first operand.
+# Mesh axes of dimensions of the operands, by name of the function: layouts that cost nothing, and layouts that need
+# all-reduces, because each device has a part of a sum, in the result or in the gradient of the first operand.
 LAYOUTS = {
     "softmax": (ROWS, COLUMNS),
     "log_softmax": (ROWS, COLUMNS),

@@ -1,4 +1,4 @@
-"""Operands of a family, drawn on the host, and the errors that products of them are held to.
+"""Operands of a family, drawn on the host, and the errors of products of them.
 
 Two measures, against float64: relF = ||C - C64|| / ||C64||, and the largest |C - C64| / (|A| |B|) of an element.
 """

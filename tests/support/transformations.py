@@ -12,7 +12,7 @@ def tangents(xs):
 
 
 def loss(f):
-    """A number that feels every element of every result, and of every derivative, differently."""
+    """A number that depends on each element of each result, and of each derivative, in a different way."""
 
     def of(*xs):
         total = 0.0

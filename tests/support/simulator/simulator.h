@@ -1,8 +1,8 @@
 // Runs CUDA kernels of ffi/attention on a CPU, thread by thread: fibers instead of threads,
 // functions instead of PTX. The files of this directory's core/ replace those of ffi/core.
 //
-// Copies and products are delayed until somebody waits for them. A copy over bytes that products
-// still read ends the program.
+// Products are delayed until somebody waits for them, copies for up to three rounds over all
+// threads. A copy over bytes that products still read ends the program.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -11,7 +11,7 @@ struct LaunchShape {
   int smem_bytes = 0;
 };
 
-// Blocks run one after the other.
+// Blocks run one after the other. Shared memory is NaN at first, to show reads before a write.
 template <typename... Args>
 cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cudaStream_t,
                          std::type_identity_t<Args>... args) {
