@@ -86,7 +86,7 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
     text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
     return Suite(
         name="regress",
-        summary="ours over all operations in minutes, and what became slower since an earlier run",
+        summary="rows, losses, attention and products in minutes, and what became slower since an earlier run",
         cases=cases,
         names=lambda case, options: ("ours",),
         program=program,
