@@ -98,8 +98,8 @@ struct Cuda {
   //   kKeepsRest   whether sums are compensated when parts of a row are combined
   //   kTakesScales whether a row may have a temperature: `scale` (a Scale) applies it to a loaded
   //                element; Value, Term and Finish get the result. MakeRow applies GivenRow::unit
-  //   kCaps        whether it has a soft cap too; FinishPacks applies the derivative of that, but
-  //                for Row::other, which contains it
+  //   kCaps        whether it has a soft cap too; FinishPacks multiplies results by the cap's
+  //                derivative, except Row::other, which contains it
   //   Labelled     with a soft cap and without sums: the element at the label, a row scalar
   //   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
   //   Found        the statistics of a row or a part of it

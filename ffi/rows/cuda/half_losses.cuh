@@ -25,18 +25,17 @@ __device__ void LoadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& vi
   }
 }
 
-// Whether no row has pack p of a lane of this warp. Rows fill more than half of their layout, but
-// for the smallest one. `packs`: the packs of the longest row.
+// Whether pack p of every lane of this warp lies past the end of every row. Rows fill more than
+// half of every layout but the smallest. `packs`: the packs of the longest row.
 template <int kPacks>
 __device__ bool IsPast(int p, int packs, int lane, int lanes) {
   constexpr int kLeast = kPacks > 4 ? kPacks / 2 + 1 : 1;
   return p >= kLeast && p * lanes + lane / kWarpSize * kWarpSize >= packs;
 }
 
-// Adds the other sums of a row, which smoothing and entropies need. Differences are scaled after
-// the subtraction, as the terms of PackedTerms are: an entropy is a difference of both kinds of
-// sums, which errors of the scaled logits must change alike. Elements that are -inf once scaled do
-// not count.
+// Adds the other sums of a row, which smoothing and entropies need. It scales differences after the
+// subtraction, as PackedTerms do: an entropy is the difference of a sum here and one of those, so
+// both must have the same error. Elements that are -inf once scaled do not count.
 template <typename Op, bool kAligned, int kPacks>
 __device__ void AddOtherSums(const Op& op, const RowView<Op, kAligned>& view,
                              const InputPacks<Op> (&pack)[kPacks], float largest, int lane,

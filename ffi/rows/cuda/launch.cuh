@@ -25,7 +25,7 @@ namespace jaxkernels {
 template <typename Op>
 using RowKernel = void (*)(RowArgs<Op>);
 
-// Plans do not know kMayAlign: for aligned rows they choose a layout of those.
+// Plans do not know kMayAlign. Without it, an unaligned kernel serves the layouts of aligned rows.
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;

@@ -125,11 +125,11 @@ struct RowArgs {
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
-      const int count = static_cast<int>(cols);  // labels reach as far
+      const int count = static_cast<int>(cols);  // labels have 32 bits, and so have columns
       given.label = min(label, count);
       if constexpr (Op::kSums == 0) {
         if (Op::kCaps) given.slope = of_row.scale.SlopeAt(Op::Labelled(given.scalar));
-      } else {  // it is no scalar, whose place might be overwritten
+      } else {  // an operation that reduces reads the element itself
         const C element = static_cast<C>(elements[min(max(label, 0), count - 1)]);
         C value[1][1] = {{element}};
         Scale(of_row, value);

@@ -37,8 +37,8 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
   Scale scale;
 
   __device__ static C Term(const C (&in)[1], C max) { return FastExp(in[0] - max); }
-  // OneReadKernel: whether S - 1 would lose digits; the first sum must hold all terms. A row of
-  // -inf only has no terms.
+  // For OneReadKernel: whether S - 1 would lose digits, where S is the first sum, of all terms. A
+  // row of -inf alone has no terms.
   __device__ static bool NeedsCount(const Found& of) { return of.sum[0] > 0 && of.sum[0] < 2; }
   // Counts one maximum instead of all, which is exact enough unless NeedsCount.
   __device__ static void CountOneMax(Found& of) {
@@ -68,9 +68,8 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
     }
     if (has_max) CountMax(term, sum[1]);
   }
-  // Padding is -inf, and elements of the row may be -inf too; `counts` tells others from these. A
-  // sum of -inf means that there are some, or that differences of finite elements overflowed: then
-  // each element is tested.
+  // `counts(j)` is false for elements of -inf, padding among them. A sum of -inf means that there
+  // are some, or that differences of finite elements overflowed; then each element is tested.
   template <int kSize, typename Counts>
   __device__ static void AddWeighted(const C (&difference)[kSize], const Counts& counts,
                                      const C (&term)[kSize], C (&sum)[kLossSums]) {
@@ -134,7 +133,7 @@ struct CrossEntropyForwardGrad
     __device__ Row(const auto& of, const auto& given) : LedRow(of, given) {
       const C at_label = kIsCapped ? this->AtLabel() * given.slope : this->AtLabel();
       other = {this->label, this->label + 1, at_label};
-      const int cols = static_cast<int>(given.cols);  // labels reach as far
+      const int cols = static_cast<int>(given.cols);  // see GivenOf
       if (this->is_left_out) other = {0, cols, this->constant};
     }
   };

@@ -36,8 +36,8 @@ __device__ void WithTerms(const Op& op, typename Op::C max, typename Op::C large
   body(SingleTerms());
 }
 
-// As WithTerms, for the results of a row. CappedTerms fit if these are multiples of its terms. They
-// do not if the row has a NaN, and with it the factor: it would spread to a row that is left out.
+// As WithTerms, for the results of a row. CappedTerms fit if the results are multiples of the
+// terms. They do not fit if the factor is NaN: a row that is left out would get NaN instead of 0.
 template <typename Op, typename Row, typename Body>
 __device__ void WithTermsOf(const Op& op, const Row& row, const Body& body) {
   if constexpr (kMayShareReciprocals<Op> && Op::kStoresElements) {
