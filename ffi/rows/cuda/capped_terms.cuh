@@ -4,7 +4,7 @@
 // With u = exp(2 x / cap), z is range (1 - 2 / (1 + u)). Four elements share one reciprocal, that
 // of the product of their 1 + u. The special function unit, which limits the rate, then has 2.25
 // instructions per element instead of 3. z errs by at most 2^-20.5 of the range (measured: every
-// number of both types beside three random ones, 4000 caps). The error depends on these three, so
+// number of both types with three random ones, 4000 caps). The error depends on these three, so
 // equal elements may have different terms. LogitScale::Capped transforms the maximum and the
 // label's element.
 //
