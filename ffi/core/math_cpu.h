@@ -1,12 +1,9 @@
-// exp, log and tanh of the CPU kernels, and their accuracy.
-//
-// Functions have no branches and no denormal intermediate values, as in numeric_cpu.h.
+// exp, log and tanh of the CPU kernels, without branches and denormal values as in numeric_cpu.h.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 
-#include "core/host_device.h"
 #include "core/numeric_cpu.h"
 
 namespace jaxkernels {

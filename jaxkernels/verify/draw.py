@@ -78,8 +78,7 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
     members = 1 if delivery in ALONE else int(rng.integers(2, 5))
     members = 2 * max(members - 1, 2) if delivery == "nested" else members
     most, draws, _ = _SIZES[rng.choice(len(_SIZES), p=[chance for _, _, chance in _SIZES])]
-    on_gpu = jax.default_backend() == "gpu"
-    if on_gpu and draws < _SIZES[0][1]:
+    if jax.default_backend() == "gpu" and draws < _SIZES[0][1]:
         most *= _LARGER_ON_GPU
     if wide:  # long double is slow
         most //= 4

@@ -125,8 +125,8 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
     elif p.leaf_turns > 0:
         _check_read_in_leaves(p, cols, rows, limits, where)
-        traits = contract.OPERATIONS[operation]
-        numbers = 1 + traits.sums_of(oracle.storage(dtype))  # per leaf, in static shared memory
+        # Numbers per leaf, in static shared memory.
+        numbers = 1 + contract.OPERATIONS[operation].sums_of(oracle.storage(dtype))
         leaves = 256 * numbers * oracle.compute(dtype).itemsize + 8
         assert p.blocks_per_sm * (leaves + RESERVED) <= limits.smem_per_sm, where
         return
@@ -190,10 +190,7 @@ PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
 
 
 def plans_of_places(dtype, tier):
-    """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place.
-
-    Arrays of one operand are never shifted.
-    """
+    """(operation, cols, offset, shifted, p) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
     # Operations without a reduction have the same p at every offset.
     operations = [name for name, traits in contract.OPERATIONS.items() if traits.sums > 0]
@@ -205,7 +202,7 @@ def plans_of_places(dtype, tier):
             continue  # the tier cannot hold such rows anywhere
         offset = place % pack
         p = jk.plan_softmax((64, cols), dtype, **options, offset=offset, shifted=shifted)
-        traits = contract.OPERATIONS[operation]
+        traits = contract.OPERATIONS[operation]  # arrays of one operand are never shifted
         yield operation, cols, offset, shifted and traits.inputs + traits.stores_elements > 1, p
 
 
