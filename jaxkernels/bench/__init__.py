@@ -1,7 +1,7 @@
 """Benchmarks: ``python -m jaxkernels.bench <operation> [options]``.
 
-Each operation is a sub-command and a suite. It measures our kernels, XLA's own code and a plain device
-copy in one process, and prints a table. ``--json`` writes every number to a file, and ``--from-json`` shows
+Each operation is a sub-command and a suite. It measures our kernels, XLA's own code and often a plain
+device copy in one process, and prints tables. ``--json`` writes every number to a file, and ``--from-json`` shows
 such a file without measuring. The tables and plots of the documents are made from these files.
 
 A suite is data (``suite``), which one engine measures by the method of ``timing``; ``options`` is its command line.

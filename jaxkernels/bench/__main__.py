@@ -42,8 +42,8 @@ _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "c
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command: measures, or reads an earlier run, and prints or writes it.
 
-    Returns 1 if a cell is slower than in the run of ``--against``, and 2 if a file cannot be read or
-    compared. Exits with 2 if the arguments are wrong, or select nothing to measure.
+    Returns 1 if a cell of the run of ``--against`` became slower or is lost, and 2 if a file cannot be
+    read or compared. Exits with 2 if the arguments are wrong, or select nothing to measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser(SUITES)

@@ -8,9 +8,9 @@
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel. On a GPU with torch, float32 also runs by torch's memory-efficient kernel.
-* With ``--drawn N``, instead of these: layers of random sizes (``attention_sizes``). Is the default the
-  fastest choice? ``default`` names no implementation; ``cudnn``, ``ffi``, ``ffi_flash`` and ``xla`` name one.
-  float32 has shorter lengths and smaller depths, too.
+* With ``--drawn N``, instead of these: layers of random sizes (``attention_sizes``), to see whether
+  the default is the fastest choice. ``default`` names no implementation; ``cudnn``, ``ffi``, ``ffi_flash`` and
+  ``xla`` name one. float32 layers also have shorter lengths and smaller depths.
 """
 
 from __future__ import annotations

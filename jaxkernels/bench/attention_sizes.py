@@ -15,14 +15,14 @@ from jaxkernels.bench.records import Case
 
 KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
 _KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
-# The least length and the depths of 16-bit layers, and of float32 ones.
+# The least length and the depths of layers, by whether they are float32.
 _LEAST = {False: 128, True: 17}
 _DEPTHS = {
     False: (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256),
     True: (8, 16, 24, 32, 32, 40, 64, 64, 64, 72, 96, 128, 128),
 }
 DRAWN_SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
-# Most scores of a case; four float32 arrays of them take 4 GiB.
+# The largest number of scores of a case; four float32 arrays of them take 4 GiB.
 _MOST_SCORES = 2**28
 _CPU_SCORES = 2**18
 # Number of cases whose programs are compiled together and whose arrays share the memory.

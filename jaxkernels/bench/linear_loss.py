@@ -121,7 +121,7 @@ def _errors(function: Function, arguments: Arguments) -> dict[str, float]:
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender's program, which computes the loss and the gradients."""
+    """A contender's program: the loss and, except for ``forward``, the gradients."""
     bound = case["max_bytes"] if name == "bounded" else None
 
     def chunks(*_: Any) -> int:

@@ -9,7 +9,7 @@ is installed (``traffic`` has the model bytes and the ceilings):
 * ``none``: the loss of each row, and the gradient for a given cotangent of each row.
 * ``log_probs``: the log-probability and the entropy of each row.
 
-On request also the log-probabilities of 8 or 1024 ids of each row (``ids_8``, ``ids_1024``), and the KL
+``--directions`` also selects the log-probabilities of 8 or 1024 ids of each row (``ids_8``, ``ids_1024``), and the KL
 divergence of each row (``kl``), or the mean and its gradient by the logits (``kl_mean``) or by both (``kl_both``).
 
 A sweep of random lengths (``--drawn``) draws one to three options of ``OPTIONS`` for each cell, and measures our
@@ -72,7 +72,7 @@ _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Random lengths from 100 to 300,000, uniform in the logarithm; half of them are odd."""
+    """Random lengths from 100 to 300,000, log-uniform; every second one is made odd."""
     chance = random.Random(seed)
     drawn = (round(100 * 3000 ** chance.random()) for _ in range(count))
     return [n | 1 if i % 2 else n for i, n in enumerate(drawn)]

@@ -45,7 +45,7 @@ def draw(
 ) -> list[tuple[jax.Array, ...]]:
     """A tuple of random normal arrays for each rotation, all different, with further arguments.
 
-    By default a call touches the bytes of the arrays, and the data of all `turns` exceeds the cache.
+    A call touches `touched` bytes (0: those of the arrays); 0 `turns` means `rotations` of them.
     """
     size = touched or sum(math.prod(x.shape) * x.dtype.itemsize for x in types)
     found = []

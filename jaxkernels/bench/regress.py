@@ -4,8 +4,8 @@ A cell is a case of another suite. The command lines in `WATCHED` select the cel
 ones. Only our kernels are timed. Consecutive cells of one group and dtype are sampled in turn, products one by one.
 
 ``--json FILE`` writes a run. ``--against FILE`` compares it with an earlier run of the same machine, and
-lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code is then
-1. ``--from-json`` compares two files without measuring.
+lists the cells that are lost, or slower by more than 2 % beyond the spread of their samples; the exit code
+is then 1. With ``--from-json`` it compares two files without measuring.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
 
 
 def change(old: Record, new: Record) -> str:
-    """The change of a cell between two runs: "lost", "slower", "faster", or empty for none."""
+    """The change of a cell between two runs: "lost" (no longer timed), "slower", "faster", or empty for none."""
     if not old.seconds or not new.seconds:
         return "lost" if old.seconds else ""
     limit, ratio = 1 + TOLERANCE + max(old.spread, new.spread), new.seconds / old.seconds

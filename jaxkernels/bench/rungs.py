@@ -36,9 +36,9 @@ PLANNED: tuple[Algorithm, ...] = ("pipelined", "thin", "tensor")
 FEW_LINES = 16
 _LONGEST, _MOST_MEMBERS = 2**15, 64
 _SMALL, _SLICED = 3 / 8, 1 / 4  # probabilities
-# The least and most operations of small products, the most of others, and the most bytes.
+# Operations: the least and the most of small products, and the most of others. Then the most bytes.
 _LIMITS = {"gpu": (1e6, 2e8, 5e11, 6e9), "cpu": (1e4, 1e6, 1e7, 2**24)}
-# Products whose inputs exceed this together are not measured in turn.
+# The most bytes of inputs of the products that are sampled in turn.
 _PART_BYTES = 16e9
 # Notes count regrets above the first, and keep products apart that XLA computes in less than the second (seconds).
 _HIGH_REGRET, _SHORT = 1.2, 30e-6

@@ -34,7 +34,7 @@ class Program:
     draw: Callable[[], Sequence[Arguments]]  # a tuple of arguments for each rotation
     inputs: str = ""  # programs of a case with the same `inputs` share one draw
     operations: int = 1  # operations in one call; times are divided by it
-    # f(compiled function, arguments) -> a further value of a timed contender, by name.
+    # f(timed function, arguments) -> a further value of the contender, by the value's name.
     inspect: Mapping[str, Callable[[Function, Arguments], Any]] = field(default_factory=dict)
     jit: bool = True
 

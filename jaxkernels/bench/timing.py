@@ -1,8 +1,8 @@
 """Times calls, with the same method for every contender.
 
 * A sample is the host time of K asynchronous dispatches of a compiled function and one
-  ``block_until_ready``, divided by K. K is chosen so that a sample lasts at least 20 ms
-  (``min_sample_seconds``), which makes the cost of starting and ending it negligible.
+  ``block_until_ready``, divided by K. K is chosen so that a sample lasts at least
+  ``min_sample_seconds`` (by default 20 ms), which makes the cost of starting and ending it negligible.
 * Contenders of one case are compiled and warmed up first, then sampled in turn, for several rounds. A
   drift of the machine's clocks therefore affects all of them, including the copy. The reported time is
   the median over the rounds.
