@@ -28,7 +28,7 @@ from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
 _SECONDS = 60.0
-_REPEATS = 8  # of a draw that may not always fail
+_REPEATS = 8  # runs of the draw of --repeat, which may not always fail
 _WORKERS = 4  # more would wait for the device and for Python
 Key = Callable[[Outcome], tuple[str, ...]]
 

@@ -1,4 +1,4 @@
-"""Mistakes that are planted into results, to show that each would be noticed: `MISTAKES`."""
+"""`MISTAKES` that are planted into results, to show that each would be noticed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _rounded_y_for_x(p: Problem, operands: Arrays, dx: np.ndarray) -> np.ndarray
 
 
 def _padding_summed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    """A row has a class more, whose logit is 0."""
+    """Each row sums one class more, whose logit is 0."""
     lse = _truth(p, operands, y)["lse"].value.reshape(y.shape)
     return np.where(operands["label"].astype(int) >= 0, y + np.logaddexp(lse, 0) - lse, y)
 
@@ -313,7 +313,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "another bit the second time": Mistake(_one_bit, second_run_only=True),
 }
-_PROGRAMS = 6  # that a mistake is planted into
+_PROGRAMS = 6  # programs that a mistake is planted into
 _DRAWS = 6
 _MOST_BUNDLES = 120
 

@@ -1,4 +1,4 @@
-"""Defines a problem, a value that can be written on a command line, and the interface of a family of problems."""
+"""Defines a problem, which fits on a command line, and the interface of a family of problems."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from jaxkernels.verify.truth.rows import OPERATIONS, TANGENTS
 
 Rng = np.random.Generator
 
-# No columns, one, odd numbers, powers of two and their neighbours.
+# No columns, one, other unusual lengths, powers of two and their neighbours.
 _ODD = (0, 1, 2, 5, 6, 11, 20, 21, 23, 24, 25, 40, 41, 48, 49, 100, 1000)
 PLAIN = {*_ODD, *(2**i + d for i in range(2, 13) for d in (-1, 0, 1))}
 

@@ -40,7 +40,7 @@ class Ran:
     problem: Problem  # the program
     draws: Sequence[int]  # their numbers
     operands: Arrays  # of all members of all draws
-    alike: np.ndarray  # for each of them
+    alike: np.ndarray  # for each member of each draw: whether its roundings may all have one sign
     results: Arrays  # of the first run
     again: Arrays  # results of the second run, in the layout of `repeated`
 
@@ -193,7 +193,7 @@ def judge(ran: Ran) -> Outcome:
         ]
     for name, first in ran.repeated().items():
         for number, x, y in zip(ran.draws[::_EVERY], first, ran.again[name], strict=True):
-            # cuDNN adds the parts of dq as they come.
+            # cuDNN adds the parts of dq in no fixed order.
             repeats = (name, problem.how) != ("dq", "cudnn")
             if repeats and x.tobytes() != y.tobytes():
                 failures.append((number, f"{name}: other bits the second time"))
