@@ -1,8 +1,7 @@
-"""The device under test, and the promise that no GPU test is skipped unnoticed.
+"""Fixtures, options and settings of all tests.
 
 The same suite runs everywhere: on the GPU when JAX has one, else on the CPU. The partitioning tests use eight simulated
-CPU devices on both. JAXKERNELS_REQUIRE_GPU=1 turns every test that would be skipped for want of a GPU, or of a tool for
-one, into a failure.
+CPU devices on both. JAXKERNELS_REQUIRE_GPU=1 makes a test fail that would skip for lack of a GPU or of its tools.
 """
 
 import gc
@@ -10,7 +9,7 @@ import os
 
 # The tests choose the algorithm of products, not the environment.
 os.environ.pop("JAXKERNELS_ALGORITHM", None)
-# Tests start programs that want memory on the same GPU.
+# Tests start programs that need memory on the same GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -19,8 +18,8 @@ import threadpoolctl
 from jax.sharding import AxisType
 
 if jax.__version_info__ < (0, 11):
-    # Without its newer emitters of fusions XLA compiles in a third of the time, and without splitting small programs for
-    # several threads in four fifths of that. A later XLA refuses the first flag, and the second saves nothing there.
+    # XLA compiles in a third of the time without its newer emitters of fusions. Compiling a program on one thread takes a
+    # fifth off that. A later XLA refuses the first flag, and the second saves nothing there.
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -31,8 +30,8 @@ import jaxkernels._core.registry
 import jaxkernels._linear_loss.plan
 from jaxkernels.bench import programs as bench_programs
 
-# Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
-# optimises little, which changes no kernel of ours.
+# On a CPU nearly all of the time goes into compiling small programs that run once. XLA's passes still run. LLVM optimises
+# little, which changes no kernel of ours.
 OPTIMIZED = jax.default_backend() != "cpu"
 jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
 
@@ -43,7 +42,7 @@ REQUIRE_GPU = os.environ.get("JAXKERNELS_REQUIRE_GPU", "") not in ("", "0")
 
 
 def skip_or_fail(reason):
-    """Skips a test that needs a GPU or its tools; fails it where JAXKERNELS_REQUIRE_GPU says that they are here."""
+    """Skips a test that needs a GPU or its tools; fails it if JAXKERNELS_REQUIRE_GPU is set."""
     if REQUIRE_GPU:
         pytest.fail(f"JAXKERNELS_REQUIRE_GPU is set, but {reason}")
     pytest.skip(reason)
@@ -67,7 +66,7 @@ def gpu(device):
 
 @pytest.fixture
 def hopper(gpu):
-    """A GPU that has the rung `tensor`; any other runs `pipelined`, whose tests are in test_sgemm.py."""
+    """A GPU that has the rung `tensor`; other GPUs run `pipelined`, which test_sgemm.py tests."""
     limits = jaxkernels._core.devices.limits_of(gpu)
     if limits.compute_capability != 90:
         pytest.skip("this GPU is without Hopper's tensor cores")
@@ -97,7 +96,7 @@ def mesh(request, cpu_devices):
 
 @pytest.fixture
 def exact_products():
-    """XLA's products at the highest precision, so that what is compared with them differs by roundings alone."""
+    """XLA's products at the highest precision, so that results differ from them only by roundings."""
     with jax.default_matmul_precision("highest"):
         yield
 
@@ -110,7 +109,7 @@ def small_chunks(monkeypatch):
 
 @pytest.fixture
 def optimized():
-    """Optimises what a test compiles, as it is outside of tests: for the errors of a peer, or for a program that runs long."""
+    """Optimises programs as outside of tests: for errors of XLA's own code, or for a program that runs long."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
@@ -175,9 +174,9 @@ def _half(items, quarter):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Starts the race check first: it takes longest by far, and the others run meanwhile.
+    """Starts the race check first, which takes longest by far; the others run meanwhile.
 
-    On a CPU, where compilation is what costs, tests that say so run half of the product of their parameters.
+    On a CPU, where compilation dominates, tests marked half_on_a_cpu run half of their cases.
     """
     items.sort(key=lambda item: "racecheck" not in item.nodeid)
     if not OPTIMIZED and not config.getoption("--full"):
@@ -187,9 +186,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Modules and tests live until the end, so the garbage collector need not visit them again.
+    """Freezes modules and tests, which live until the end, so that the garbage collector skips them.
 
-    On a CPU it runs rarely, because tracing makes many objects and few cycles: that saves a few per cent of the time.
+    On a CPU it also runs rarely, because tracing makes many objects and few cycles, which saves a few per cent of the time.
     """
     gc.freeze()
     if not OPTIMIZED:

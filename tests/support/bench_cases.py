@@ -33,9 +33,9 @@ def arrays_of(found):
 
 
 def without_a_clock(patch):
-    """Every contender is called once and takes a millisecond.
+    """Patches the sampling of suites: every contender is called once and takes a millisecond.
 
-    Returns arguments and results of each part, by number of the case and name of the contender.
+    Returns arguments and results of each part, by the case's number and the contender's name.
     """
     called = []
 

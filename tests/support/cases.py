@@ -19,7 +19,7 @@ from jaxkernels.verify.row_layout import plan_boundaries as plan_boundaries
 from jaxkernels.verify.truth.bounded import PRECISION
 
 ON_GPU = jax.default_backend() == "gpu"
-# On a CPU a forced tier has no effect (test_errors.py shows it), so one pass is enough there.
+# A forced tier has no effect on a CPU (test_errors.py shows it), so one pass is enough there.
 TIERS = (None, *validate.TIERS) if ON_GPU else (None,)
 tiers = pytest.mark.parametrize("tier", TIERS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -110,7 +110,7 @@ def check_all(pairs, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
     """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
     The gradients are held against the truth for their operand: the y that the forward pass gave, or x.
-    Tangents have no tiers, so that one pass, without a tier, has them.
+    Tangents have no tiers, so only the pass without a tier includes them.
     """
     if tier is not None:
         operations = [operation for operation in operations if operation not in TANGENTS]
@@ -168,7 +168,7 @@ def close(got, want, message=""):
 
 
 def pairwise(levels):
-    """Choices of a level of each option: every two levels are in one of them."""
+    """Choices of one level for each option; every two levels of two options are in one of them."""
     rng, sizes = np.random.default_rng(0), [len(some) for some in levels.values()]
     draw = lambda: [*enumerate(rng.integers(sizes).tolist())]  # noqa: E731
     pairs = lambda choice: {*itertools.combinations(choice, 2)}  # noqa: E731

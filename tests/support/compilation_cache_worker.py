@@ -2,8 +2,8 @@
 
     python compilation_cache_worker.py DEVICES FOLDER RESULTS [reversed]
 
-Prints as JSON how often each program was found in the cache in FOLDER and how often it was written there, and leaves
-what the programs computed in RESULTS.
+Prints as JSON how often each program was found in the cache in FOLDER and how often it was written there, and writes
+the results of the programs to RESULTS.
 """
 
 import collections
@@ -22,9 +22,9 @@ EVENTS = ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_mis
 
 
 def programs(devices):
-    """By name a function, its operands and their shardings.
+    """A function, its operands and their shardings, by name.
 
-    Operands of one shape serve programs that differ in the operation, or in an attribute of it alone.
+    Some programs with operands of one shape differ only in the operation, or in one of its attributes.
     """
     # Importing these asks JAX for its devices; `main` sets their number before.
     import sharded_programs
@@ -39,7 +39,7 @@ def programs(devices):
             specs, _ = program.layouts[number]
             found[f"{name} {number}"] = (program.function, program.operands, specs)
             if name == "softmax":
-                # Forward alone, as the attributes of a gradient would tell these apart already.
+                # Forward only, because the attributes of a gradient would already tell these apart.
                 for options in ({}, {"scale": 0.5}, {"causal": True}):
                     masked = functools.partial(jk.scaled_masked_softmax, **options)
                     found[f"masked {options} {number}"] = (masked, program.operands, specs)
@@ -67,7 +67,7 @@ def main(devices, folder, results, order=""):
     for name, (function, operands, specs) in reversed(todo) if order == "reversed" else todo:
         placed = jax.device_put(operands, [NamedSharding(mesh, spec) for spec in specs])
 
-        # One name, so that entries differ by what they do.
+        # All programs have one name, so that cache entries differ only by the computation.
         def program(*operands, function=function):
             return function(*operands)
 

@@ -23,7 +23,7 @@ def _wide(q, *keys):
 
 
 def _scores(q, k, bias, q_lengths, k_lengths, params):
-    """(B, N, T, S): the scores, -inf where they are not seen; and which rows are within the lengths."""
+    """(B, N, T, S): the scores, -inf where they are hidden; and which rows are within the lengths."""
     assert params["layout"] == peer.AttentionLayout.BTNH.value
     assert not params["dropout_rate"]
     scores = params["scale"] * jnp.einsum("btnh,bsnh->bnts", *_wide(q, k))

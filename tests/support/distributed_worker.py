@@ -2,9 +2,9 @@
 
     python distributed_worker.py PROCESS_ID PORT
 
-Runs the programs on global arrays that are spread over both processes, and holds the parts that this process has
-against the truth of the whole. Both processes run the same programs in the same order, whatever fails, because each
-waits for the other wherever devices talk.
+Runs the programs on global arrays that are spread over both processes, and compares this process's shards
+with the true result. Both processes run the same programs in the same order, even after a failure, because each waits
+for the other in every collective.
 """
 
 import os

@@ -51,7 +51,7 @@ def plain_rows(x, mask, bias, labels):
 
 
 def product(a, b, c):
-    """A batch of products, added to what is there."""
+    """A batch of products, from which c is subtracted."""
     return jk.sgemm(a, b, c, alpha=0.5, beta=-1.0)
 
 

@@ -32,7 +32,7 @@ SIZES = {
 
 
 def h200():
-    # As an object of a module it would outlive jaxkernels._cpu, which then prints a warning.
+    # A function, because a module's object would outlive jaxkernels._cpu, which then prints a warning.
     return choice.Machine(devices.limits_of("h200"), 91002)
 
 
@@ -50,7 +50,7 @@ def take_flash(monkeypatch, on_a_cpu=not ON_GPU):
 
 
 def take_hopper(monkeypatch):
-    """Traces and lowers on a machine without a GPU as on one with an H200."""
+    """Makes a machine without a GPU trace and lower as one with an H200 does."""
     monkeypatch.setattr(choice, "this_machine", h200)
     monkeypatch.setattr(registry, "has_kernels", lambda platform: platform in ("cpu", "cuda"))
 

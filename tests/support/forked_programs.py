@@ -1,4 +1,4 @@
-"""Runs programs, each in a fork of a process that has imported what all of them import: imports are what costs.
+"""Runs each program in a fork of a process that has imported JAX and this package, because imports take most of the time.
 
 Arguments: a folder, and command lines without an interpreter. Prints the exit codes. The output of each program is a file
 in the folder, named by its number.

@@ -15,7 +15,7 @@ RUNGS = (
     *("naive", "block_tile", "thread_tile", "warp_tile", "split_tile"),
     *("pipelined", "thin", "tensor"),
 )
-# On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
+# All rungs are XLA's product on a CPU (test_matmul.py shows it), so one pass is enough there.
 ALGORITHMS = RUNGS if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 # (batch, m, n, k) that end within the tiles of the pipelined rung, by (rows, columns and slices of

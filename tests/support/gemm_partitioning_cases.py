@@ -1,7 +1,7 @@
 """Sharded operands of matrix products, and the primitive in the form that it has on CUDA; for the tests of partitioning.
 
 On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `partitioning`. The
-latter is tested with XLA's product in place of the call, so that the rule itself is what is seen.
+tests of the call put XLA's product in its place, so that they test only the partitioning rule.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Inputs for the tests of scaled_masked_softmax, and the comparison with `jaxkernels.verify.truth.masked`.
 
-A case is a value; many go into one program.
+Many cases go into one program.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def case(shape, dtype, *, mask=None, bias=None, scale=1.0, seed=0, bias_dtype=No
 
 
 class Truth(masked.Truth):
-    """The result and the derivatives of a case, each with the largest error that right arithmetic makes."""
+    """The result and the derivatives of a case, each with its bound."""
 
     def __init__(self, case, tier=None):
         self.case = case

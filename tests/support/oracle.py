@@ -20,7 +20,7 @@ def truth(operation, *operands):
 
 
 def row_scalars(t):
-    """A number for each row, out of a (co)tangent for each element; rows of no elements have it too."""
+    """One number per row: the first of its (co)tangent, or 0 for rows of no elements."""
     return t[:, :1] if t.shape[-1] else np.zeros((len(t), 1), t.dtype)
 
 

@@ -16,7 +16,7 @@ NOT_OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if jax.default_backend()
 
 
 def module_of(path):
-    """The module of a file that belongs to no package; its dataclasses want to find it among the loaded ones."""
+    """The module of a file that belongs to no package; dataclasses look it up in sys.modules."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -26,7 +26,7 @@ def module_of(path):
 def run_python(*arguments, expect=0, timeout=300, **environment):
     """Runs `python *arguments` in this folder, outside the package's source tree, and returns (stdout, stderr).
 
-    `expect` is the exit code that is right; None removes a variable of the environment.
+    `expect` is the expected exit code; a value of None removes a variable of the environment.
     """
     merged = {**os.environ, **NOT_OPTIMIZED, **environment}
     result = subprocess.run(

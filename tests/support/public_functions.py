@@ -50,8 +50,8 @@ class Function:
         operands: kind and dimensions of each, separated by a space.
         dtypes: of the operands, for which there are kernels.
         is_wide: whether results have the dtype of computation, which is at least float32.
-        tolerance: of the largest value, between ours and peer in float32.
-        closed: dimensions whose sizes an exported program has to know.
+        tolerance: largest difference of ours and peer in float32, relative to the largest value.
+        closed: dimensions whose sizes an exported program must know.
     """
 
     ours: Callable
@@ -425,7 +425,7 @@ FUNCTIONS = {
         closed="hd",
     ),
 }
-# The others have the rules of these, so that they need fewer transformations.
+# Other functions use the rules of these, so they need fewer transformations.
 MAIN = (
     *("softmax", "log_softmax", "logsumexp", "rms_norm", "masked", "cross_entropy"),
     *("cross_entropy-mean", "linear_cross_entropy-mean", "matmul", "sgemm-transposed"),

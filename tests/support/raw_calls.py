@@ -1,7 +1,7 @@
-"""Calls of the FFI targets as no lowering rule would write them: drawn mistakes in right calls. A program.
+"""A program that calls FFI targets with random mistakes, which no lowering rule would make.
 
-Each is right, or refused as an INVALID_ARGUMENT; nothing ends the process. Arguments: how many calls of each target, and
-names of targets.
+Each call is served, or refused as an INVALID_ARGUMENT; none may end the process. Arguments: the number of calls of each
+target, and names of targets.
 """
 
 import dataclasses
@@ -178,7 +178,7 @@ def main(calls, *targets):
             mistakes = 0 if turn % 20 == 0 else int(rng.integers(1, 3))
             for _ in range(mistakes):
                 make_mistake(call, rng)
-            # The last line before a crash, whose stack says nothing of the call.
+            # This is the last line before a crash, whose stack does not show the call.
             print(target, call, file=sys.stderr, flush=True)
             said = refusal(target, call)
             assert mistakes or not said, f"{call}: {said}"

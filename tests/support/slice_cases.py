@@ -28,7 +28,7 @@ def flat_arrays(dtype, shape, seed):
 
 
 def lanes_of(x, cols):
-    """Chains of additions of a row, wherever it begins: a lane of staged rows has up to 16 elements; others are 32 or more."""
+    """The least number of a row's partial sums at any offset: lanes of staged rows sum up to 16 elements; longer rows have 32."""
     return max(cols // 16, 1) if cols <= 512 else 32
 
 

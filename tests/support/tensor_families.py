@@ -1,6 +1,6 @@
 """Operands of a family, drawn on the host, and the errors of products of them.
 
-Two measures, against float64: relF = ||C - C64|| / ||C64||, and the largest |C - C64| / (|A| |B|) of an element.
+Errors are against float64: relF = ||C - C64|| / ||C64||, and the largest |C - C64| / (|A| |B|) of an element.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def errors(got, a, b):
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     want, size = wide_a @ wide_b, np.abs(wide_a) @ np.abs(wide_b)
     error = np.abs(np.asarray(got, np.float64) - want)
-    # Half of the smallest subnormal number is a rounding that everyone makes.
+    # No float32 result can avoid a rounding of half the smallest subnormal number.
     error = np.maximum(error - 2.0**-150, 0)
     relative = np.linalg.norm(error) / max(np.linalg.norm(want), 2.0**-149)
     return relative, float(np.max(error / np.where(size > 0, size, 1)))

@@ -116,7 +116,7 @@ def branching(f, *xs):
 
 
 def remat(f):
-    """The tanh is computed again; it keeps a temperature positive."""
+    """Recomputes the tanh, which keeps a temperature positive."""
     return jax.checkpoint(lambda *xs: f(*map(jnp.tanh, xs)))
 
 

@@ -1,4 +1,4 @@
-"""Wrong arguments of every function, with the class of their error and what its text has to contain.
+"""Wrong arguments of every function, with the class of their error and a pattern that its text matches.
 
 `WRONG` has for each function a call whose arguments are right, and the changes that make them wrong.
 """
@@ -156,7 +156,7 @@ CROSS_ENTROPY = (
     ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. The order is .*"),
     ({**OF_COLUMNS, "where": SEEN[0, :7]}, ValueError, r"\(7,\).*where\[:, None\]"),
 )
-# The same of logits of shape (4, 8): what was given, and what to write instead.
+# Arguments of both losses for logits of shape (4, 8). The error says what was given, and what to write instead.
 OF_A_MATRIX = (
     ({"labels": np.zeros(4, "f")}, TypeError, r"labels are float32 .* labels\.astype"),
     ({"labels": np.eye(4, 8, dtype=int)}, ValueError, r"are int32 .* write labels\.argmax\(-1\)$"),
@@ -307,7 +307,7 @@ ANY_BATCH = (
     ),
 )
 SIX = GROUPED["query"]
-# Those for which jax.nn raises an error of the same class.
+# Arguments for which jax.nn raises an error of the same class.
 OF_JAX_NN = (
     ({"query": SIX[..., :3]}, ValueError, r"\(2, 5, 6, 3\)"),
     ({"query": SIX[:1]}, ValueError, r"\(1, 5, 6, 4\)"),

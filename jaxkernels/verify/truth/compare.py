@@ -51,7 +51,7 @@ def ratios(got: Any, want: Any, limit: Any) -> np.ndarray:
     most = np.asarray(ml_dtypes.finfo(got.dtype).max, got.dtype)
     largest = widen(most) + widen(np.spacing(most / np.asarray(2, got.dtype)))
     with np.errstate(all="ignore"):
-        # The truth is so near the end of the range that correct arithmetic may overflow or not.
+        # Here the truth is so near the end of the range that correct arithmetic may overflow or not.
         at_end = np.abs(np.abs(want) - largest) <= limit
         kept = np.where((np.abs(want) > largest) & ~at_end, np.copysign(np.inf, want), want)
         ratio = np.abs(wide - kept) / limit
