@@ -28,7 +28,7 @@ def flat_arrays(dtype, shape, seed):
 
 
 def lanes_of(x, cols):
-    """The least number of a row's partial sums at any offset: lanes of staged rows sum up to 16 elements; longer rows have 32."""
+    """The least number of a row's partial sums: a lane of staged rows has up to 16 elements; longer rows have 32 lanes."""
     return max(cols // 16, 1) if cols <= 512 else 32
 
 

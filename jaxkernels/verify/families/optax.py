@@ -21,7 +21,7 @@ _ROUNDINGS = 6
 
 
 class OptaxLosses(Family):
-    """Options: shape, axis, where (a shape, or None), beyond (whether a label may be)."""
+    """Options: shape, axis, where (a shape, or None), beyond (whether a label may be out of range)."""
 
     operations = (_OF_IDS, "softmax_cross_entropy", "safe_softmax_cross_entropy")
     derivatives = ("value", "vjp", "remat")

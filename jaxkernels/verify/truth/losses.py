@@ -1,6 +1,6 @@
 """Cross entropy with its options and derivatives, and how far a kernel may be from each.
 
-A row x with a label l has four measures: lse - x_l, lse, the entropy and mean (lse - x), the last over what is not -inf.
+A row x with a label l has four measures: lse - x_l, lse, the entropy, and the mean of lse - x over all x that are not -inf.
 Losses are made of them, and gradients follow from their cotangents. The rules of `bounded` hold, and:
 
 * The kernels keep the sum of the terms without the maxima. Each term errs by its exponential (the hardware's also for
@@ -37,7 +37,7 @@ class Rows:
 
     @np.errstate(all="ignore")
     def __init__(self, x: np.ndarray | Bounded, label: np.ndarray, accumulators: int) -> None:
-        """Takes x (rows, cols) in the storage type, or with errors, and labels (rows,); negative ones are none.
+        """Takes x (rows, cols) in the storage type, or with errors, and labels (rows,); a negative label means none.
 
         A row has `accumulators` partial sums at least.
         """
