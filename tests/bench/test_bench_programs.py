@@ -186,8 +186,8 @@ def test_an_error_of_a_linear_loss_is_seen(monkeypatch):
     assert linear_loss.program(case, "bounded").inspect["chunks"](None, arguments) > 1
 
 
-# Products of a forward program and of a step: a linear layer has one, and two more for its
-# gradients, but for that of x in the first; attention has two, and four more.
+# Products of a forward program and of a step. A linear layer has one, and two more for its gradients (one if its
+# input is that of the model). Attention has two, and four more.
 PRODUCTS = {"attention": (6, 15), "triangle": (8, 24), "mlp": (2, 5), "char_lm": (9, 27)}
 
 

@@ -6,7 +6,7 @@ in that dump; every one of ours must be inside. Capturing fails for a handler th
 
 The first run of a program after any compilation goes through the thunks one by one; later ones capture the command
 buffer, replay it, and update it where buffers have moved. So everything is compiled before any program is run often,
-and what the last runs gave is what is held against the truth.
+and the results of the last runs are compared with the truth.
 """
 
 import re
@@ -181,7 +181,7 @@ def test_reading_of_the_dump():
 
 
 def test_values_of_the_program():
-    """Without the command buffer, on any machine: what the captured program is held to is right."""
+    """Checks the expected results of the captured program on any machine, without a command buffer."""
     run_python("-c", PROGRAM)
 
 

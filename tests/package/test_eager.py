@@ -99,7 +99,7 @@ NEVER = ("dot_general-precisions", *(name for name in CALLS if "wide" in name))
 
 
 def assert_same(got, want, **options):
-    """Equal types and, but for what XLA folds where a number is constant, values."""
+    """Equal types, and equal values up to the roundings of XLA's constant folding."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6, **options)

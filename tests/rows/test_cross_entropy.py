@@ -16,7 +16,7 @@ from jaxkernels.verify.truth.losses import Rows
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "minus_inf")
-# Lengths on either side of what the kernels do differently: a tile of the CPU, a pack, staged rows, the tiers.
+# Lengths on either side of limits of the kernels: a tile of the CPU, a pack, staged rows, the tiers.
 SHAPES = (
     (0, 19),
     (1, 600),
@@ -202,7 +202,7 @@ def test_tokens_that_are_left_out_do_no_harm(implementation):
     "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 )
 def test_labels_of_every_dtype(dtype):
-    """Also where there are more classes than the type can count."""
+    """There may be more classes than the dtype can count."""
     x = cases.logits("normal", 4, 300, "float32")
     label = np.array([0, 3, 100, 127], dtype)
     with jax.enable_x64(True):
@@ -221,7 +221,7 @@ def test_labels_of_every_dtype(dtype):
 
 
 def test_gradients_of_a_mean_are_rounded_once():
-    """Those of bfloat16 with a cotangent of 1 are those of float32, rounded."""
+    """With a cotangent of 1, gradients in bfloat16 are rounded gradients in float32."""
     x = cases.logits("normal", 16, 100, "bfloat16")
     label = np.arange(16)
     dx = jax.grad(lambda x: jk.cross_entropy(x, label, reduction="mean"))(x)
@@ -322,7 +322,7 @@ def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
 @pytest.mark.parametrize("reduction", ["none", "sum"])
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_a_hidden_label_has_the_usual_gradient(reduction, implementation):
-    """The loss is infinite; the classes that are left get their probabilities, as from optax."""
+    """The loss is infinite; the gradient at visible classes is their probability, as from optax."""
     x = X[0].copy()
     x[0, 3] = -np.inf
     given = {"reduction": reduction, "implementation": implementation}

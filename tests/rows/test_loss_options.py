@@ -1,4 +1,4 @@
-"""Losses with every pair of options, held to the truth: see jaxkernels.verify."""
+"""Compares losses with every pair of options with the truth: see jaxkernels.verify."""
 
 import pytest
 from cases import pairwise

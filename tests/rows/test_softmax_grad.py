@@ -196,7 +196,7 @@ def test_16_bit_log_softmax_is_rounded_once(dtype, tier):
 
 @pytest.mark.parametrize("function", [softmax.log_softmax_grad, softmax.log_softmax_jvp])
 def test_16_bit_log_softmax_takes_y_too(function):
-    """As programs that an earlier version exported do: softmax(y) is that of x, but for the rounding of y."""
+    """Programs exported by an earlier version pass y: softmax(y) equals softmax(x) up to the rounding of y."""
     x, t = cases.logits("normal", 4, 300, "bfloat16"), cases.cotangents(4, 300, "bfloat16")
     options = {"tier": "auto", "require_kernel": False}
     of_x, of_y = (

@@ -80,9 +80,9 @@ if cases.ON_GPU:
 
 @pytest.mark.parametrize("name", EDGES)
 def test_edges(name):
-    """Results that end within what a block, a warp and a thread have, in all transposes, with C and without.
+    """Results that end within the tiles of a block, a warp and a thread, in all transposes, with C and without.
 
-    Those of `pipelined` are copied by both engines; test_sgemm_plan.py shows that operands are padded.
+    Both engines copy the operands of `pipelined`; test_sgemm_plan.py shows that operands are padded.
     """
     algorithm, shapes = EDGES[name]
     problems = cases.edge_products(shapes)
@@ -139,7 +139,7 @@ def test_whole_numbers_are_exact(algorithm, shape, trans_a, trans_b):
 @pytest.mark.parametrize("algorithm", [THIN, "tensor"] if cases.ON_GPU else [None])
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
 def test_slices(offset, algorithm, trans_a, trans_b):
-    """Operands that XLA hands over in place, between NaN, and that begin anywhere within 16 bytes."""
+    """Operands that XLA hands over in place, between NaN, and that begin at any offset from 16-byte alignment."""
     for batch, m, n, k in SLICED:
         a, b = cases.operand("integers", (batch, m, k)), cases.operand("integers", (batch, k, n))
         stored_a, stored_b = cases.stored(a, trans_a), cases.stored(b, trans_b)
@@ -162,7 +162,7 @@ def test_slices(offset, algorithm, trans_a, trans_b):
 @algorithms
 @pytest.mark.parametrize("k", [0, 5, 300])
 def test_alpha_and_beta(algorithm, k):
-    """All of {0, 1, -0.5} for both, rows of C aligned and not; k = 0 leaves beta * C."""
+    """Both take each of 0, 1 and -0.5, with rows of C aligned and not; k = 0 leaves beta * C."""
     problems = []
     for n in (64, 67):
         a, b = cases.operand("normal", (70, k)), cases.operand("normal", (k, n))
@@ -203,7 +203,7 @@ def test_nan_in_c_with_beta_zero(algorithm, shape):
 @of_shapes([(130, 131, 37), (33, 64, 260), (5, 3, 2)])
 @transposes
 def test_nan_and_infinity_stay_in_their_rows_and_columns(algorithm, shape, trans_a, trans_b):
-    """One in row i of A spoils row i of C, one in column j of B column j, and nothing else.
+    """A NaN or infinity in row i of A reaches only row i of C, and one in column j of B only column j.
 
     Beyond the edge of a tile lie other rows and columns of the same member, and behind these other members.
     """
@@ -383,7 +383,7 @@ def call_with_padding(a, b, pads, **changes):
 @pytest.mark.parametrize("shape", [(130, 70, 333), (1000, 1100, 90)])
 @pytest.mark.parametrize("aligned", [True, False])
 def test_padding_is_never_read(gpu, shape, aligned, trans_a, trans_b):
-    """By either engine: lines that begin at multiples of 16 bytes, and lines that do not."""
+    """Neither engine reads it: lines begin at multiples of 16 bytes, or do not."""
     m, n, k = shape
     a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n), seed=1)
     rows = (m if trans_a else k), (k if trans_b else n)
@@ -406,14 +406,14 @@ def test_padding_that_cannot_be_is_refused(gpu, pads, changes, text):
 
 
 def test_a_program_that_names_no_rung_stays_on_ffma(gpu):
-    """As in programs that were lowered before there was a choice: without scratch, whatever the size."""
+    """Programs of earlier versions pass no scratch memory, at any size."""
     a, b = cases.operand("normal", (1500, 1500)), cases.operand("normal", (1500, 1504), seed=1)
     got = call_with_padding(a, b, (0, 0), algorithm="auto")
     assert np.array_equal(got, jk.sgemm(a, b, algorithm="pipelined"))
 
 
 def test_padding_is_part_of_the_program(monkeypatch):
-    """Operands of the call have it, the result has not."""
+    """Operands of the call are padded, the result is not."""
     monkeypatch.setattr(devices, "default_device", lambda: "h200")
     _, m, n, k = cases.PADDED[0]
     a, b = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((k, n), jnp.float32)
