@@ -13,7 +13,7 @@ namespace jaxkernels {
 
 // Arrays of shape (rows, cols), aligned to their elements. A bias may broadcast.
 struct RowArrays {
-  // x; scores and their bias; y, or x, and the cotangent of y
+  // x; or scores and their bias; or y (or x) and the cotangent of y
   const void* in[2];
   void* out;  // null if the part is kStatistics, or the operation stores no elements
   int64_t rows;

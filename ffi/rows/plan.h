@@ -100,8 +100,8 @@ struct RowProblem {
   int offset = 0;                 // elements of a pack before the result (or the first input)
   bool narrows = false;           // the result has a narrower type
   bool all_sums = false;          // a loss needs all sums
-  bool shifted = false;           // an input of its shape is aligned differently: it is gathered
-  bool broadcast_aligned = true;  // a mask, a bias and a column begin at a pack boundary
+  bool shifted = false;           // an input, other than a bias, is aligned unlike the result
+  bool broadcast_aligned = true;  // mask, bias and column are aligned for whole packs
 };
 
 struct RowPlanResult {

@@ -32,7 +32,7 @@ struct WarpShape {
 
 // Layouts in the order of trial: the first that covers the row is used. Layouts with one pack per
 // lane have two rows per access, so that two loads are in flight. Lanes as an argument of the
-// kernel would save 70 of 580 kernels of a dtype. Time with them, of that without:
+// kernel would save 70 of 580 kernels of a dtype. Time of such kernels relative to these:
 // H200 f32 log-softmax 8, 32, 64, 1024 cols: 1.19, 1.16, 1.14, 1.08
 // H200 bf16 log-sum-exp 8, 16, 32 cols: 1.32, 1.20, 1.11
 // clang-format off
@@ -45,13 +45,13 @@ inline constexpr WarpShape kWarpShapes[] = {
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 // The layout of an operation. Losses of half types hold rows of 9 to 64 packs in half the lanes,
 // with 8 packs each: the fixed cost of a row is a quarter to a half of their instructions. TB/s
-// read, with 4 packs and the kernel of all losses, and now:
+// read, by the kernel of all losses (RunInRegisters) with 4 packs; by RunHalfLoss with 8:
 // H200 bf16 loss 100, 128, 256, 512, 640, 1000 cols: 1.70, 2.21, 2.44, 2.61, 1.96, 2.44
 // H200 bf16 loss 100, 128, 256, 512, 640, 1000 cols: 2.42, 2.44, 3.01, 3.15, 2.80, 3.20
-// The stores of unaligned rows need the lanes, because two write parts of sectors. TB/s read and
-// written, 4 lanes (the kernel of all losses) and 2 lanes:
+// Unaligned rows with gradients keep the lanes, because two lanes store partial sectors. TB/s read
+// and written, 4 lanes (the kernel of all losses) and 2 lanes:
 // H200 bf16 loss with gradient 100, 128 cols: 1.33, 2.25; 1.04, 2.45
-// the same 100 cols in another run, 4 lanes, kernels of all and of short losses: 1.32, 1.24
+// the same 100 cols in another run, 4 lanes, kernel of all losses and RunHalfLoss: 1.32, 1.24
 constexpr WarpShape WarpShapeOf(int index, const OperationTraits& traits, DType dtype,
                                 bool aligned) {
   WarpShape shape = kWarpShapes[index];
@@ -78,7 +78,7 @@ constexpr int WarpMaxRowRegisters(DType dtype) {
 // little and take half the time, so the fixed cost weighs more. It weighs most in losses: half a
 // warp holds up to 128 packs of them, and a whole warp has one or two layouts, which saves kernels.
 // TB/s read, before (staged or in a whole warp) and by this rule. bf16 used the kernel of all
-// losses; the kernel of short losses reads 0.54 at 10 columns:
+// losses; RunHalfLoss reads 0.54 at 10 columns:
 // H200 bf16 loss 10, 50, 197, 300, 500 cols: before 0.56, 1.45, 1.64, 1.43, 1.85
 // H200 bf16 loss 10, 50, 197, 300, 500 cols: rule 0.42, 1.64, 1.86, 1.64, 2.56
 // H200 bf16 loss 64, 128, 256, 512, 755, 1000 cols: before 1.15, 1.58, 1.80, 1.81, 2.06, 3.00
@@ -105,7 +105,7 @@ constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& trai
 
 // 4-byte words for the mask of a pack, with one byte per element.
 JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
-// Bytes to which the mask of aligned rows is aligned: they read that of a pack in one access.
+// Alignment of the mask of aligned rows, in bytes: they read the mask of a pack in one access.
 constexpr int MaskAlignment(DType dtype) { return 4 * MaskWords(PackOf(dtype)); }
 
 inline constexpr int kWarpTierThreads = 128;
@@ -123,8 +123,8 @@ constexpr bool MayStage(const OperationTraits& traits) {
   return traits.SharesRows() && (traits.StoresElements() || !traits.TakesLabel());
 }
 // Maximum length of staged rows. Two inputs halve it, except for half types. Losses with their
-// gradients have a maximum of their own. It is that of bfloat16 in float16; float64, and float32
-// rows of more than 346 columns, were not measured.
+// gradients have a maximum of their own; float16 has that of bfloat16. Losses of float64, and of
+// float32 rows of more than 346 columns, were not measured.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
 // H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
@@ -193,8 +193,8 @@ constexpr int BlockRegisters(DType dtype) {
 
 // ---- Thresholds of plans ----
 
-// Registers per thread of WarpTierKernel and of the staged kernels, which use 32 to 72, when plans
-// count resident blocks.
+// Registers per thread that plans assume for WarpTierKernel and for the staged kernels, which use
+// 32 to 72, when they count resident blocks.
 inline constexpr int kWarpRegisters = 32;
 inline constexpr int kStagedRegisters = 48;
 // Minimum bytes of a staged chunk per input, if rows are many; a chunk has less than twice that.
@@ -248,7 +248,7 @@ inline constexpr ByArch<int> kLeastRowsOfBlocks = {.hopper = 2};
 // Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
 // input after its terms, so that registers spill; so do those of float32 cross entropy with its
 // gradient. Exponentials of doubles spill too. Unaligned rows are slower in `block`, except short
-// rows of softmax and logsumexp, losses without gradients, and attention scores.
+// rows of softmax and logsumexp, losses without gradients, and attention scores (forward only).
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04

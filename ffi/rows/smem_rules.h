@@ -87,9 +87,9 @@ constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
 
 // ---- Thresholds of plans ----
 
-// Rows are few if all of them run at once; if an SM holds three blocks, the limit is 1.5 times
-// that. us per call in a captured graph with rotating inputs; "4 of 256" means 4 blocks per row of
-// 256 threads, doubled for few rows:
+// Rows are few if all of them run at once; if an SM holds three or more blocks, the limit is 1.5
+// times that. us per call in a captured graph with rotating inputs; "4 of 256" means 4 blocks of
+// 256 threads per row, doubled for few rows:
 // H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
 // H200 f32 fwd 1, 8, 16 x 128256, 8 of 640: many 7.5, 8.4, 11.2; few 6.1, 7.4, 13.5
 // H200 f32 grad 1, 16, 64 x 24413, 8 of 256: many 3.9, 4.8, 8.4; few 3.0, 4.2, 7.3
@@ -188,15 +188,15 @@ inline constexpr int kWaves = 32;
 // 12 to 19 rounds:
 // H200 f64 fwd 65536 cols, 8 (3): turns 0.77, batches 0.77
 // H200 f64 fwd 128256 cols, 8 (1): turns 0.51, batches 0.57
-// The constants are the minimum rounds of a static schedule; the maximum blocks per SM with batches
-// of more rounds, in gradients and rows of two blocks, and in other forward rows; and the maximum
-// blocks of a forward row with a static schedule.
+// Minimum rounds of a static schedule.
 inline constexpr ByArch<ByDType<int>> kLeastRoundsOfTurns = {
     .hopper = {.float32 = 32, .bfloat16 = 32, .float16 = 32, .float64 = 0}};
+// Maximum blocks per SM for batches of more rounds: gradients and rows of two blocks; other rows.
 inline constexpr ByArch<ByDType<int>> kMostSharesInBatches = {
     .hopper = {.float32 = 2, .bfloat16 = 2, .float16 = 2, .float64 = 1}};
 inline constexpr ByArch<ByDType<int>> kMostForwardSharesInBatches = {
     .hopper = {.float32 = 3, .bfloat16 = 3, .float16 = 3, .float64 = 1}};
+// Maximum blocks of a forward row with a static schedule.
 inline constexpr ByArch<ByDType<int>> kMostBlocksInTurns = {
     .hopper = {.float32 = 8, .bfloat16 = 8, .float16 = 8, .float64 = 16}};
 constexpr bool TakesRowsInBatches(Operation operation, Arch arch, DType dtype, int blocks_of_row,

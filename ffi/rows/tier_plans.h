@@ -68,8 +68,8 @@ void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan&
 // Plans `block_uncached` for gathered inputs, with enough threads to have the whole row in flight.
 void PlanGathered(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
-// Plans tier `stream` for the parts of an operation: it keeps nothing, so it handles rows of any
-// length.
+// Plans tier `stream`, for the parts of an operation and for operations without sums. It keeps
+// nothing, so it handles rows of any length.
 void PlanStream(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan);
 
 }  // namespace jaxkernels
