@@ -155,7 +155,7 @@ class ClusterExchange {
       StoreToBlock(&line[ClusterRank()], threadIdx.x, own, arrived);
     }
     arrived.WaitForCluster(parity_);
-    parity_ ^= turn_;
+    parity_ ^= turn_;  // after the second line, both enter their next phase
     turn_ ^= 1;
     return block < blocks ? line[block] : none;
 #else

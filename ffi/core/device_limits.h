@@ -16,8 +16,8 @@ namespace jaxkernels {
 // Shared memory that CUDA reserves per resident block (compute capability 8.0 and later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
-// HasWgmma tells whether a GPU of one compute capability runs the wgmma of code that was compiled
-// for another: only 9.0 has these instructions.
+// HasWgmma tells whether a GPU can run the wgmma of code for `compiled_for`: only 9.0 has these
+// instructions.
 constexpr bool HasWgmma(int compute_capability, int compiled_for) {
   return compute_capability == 90 && compiled_for == 90;
 }

@@ -1,8 +1,8 @@
 // Marks functions of headers that plans, handlers, kernels and both platforms share.
 #pragma once
 
-// CPU code: inlined into every version of a function (OnThisMachine of instruction_sets.h), and
-// compiled for its instruction set.
+// JK_INLINE marks CPU code that is inlined into every version of a function (OnThisMachine of
+// instruction_sets.h), and so compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
 
 // JK_OP marks a function of a row operation: device code, or CPU code.

@@ -17,9 +17,9 @@ class Mbarrier {
 
   __device__ uint32_t Address() const { return address_; }
 
-  // Initialises a barrier of bytes, or of `warps`. One thread calls it; others may wait after a
-  // __syncthreads(). For bytes it comes before FenceBarriers(), and other blocks may send them
-  // after a barrier of the cluster.
+  // Initialises a barrier that counts bytes, or `warps` warps. One thread calls it; others may wait
+  // after a __syncthreads(). A barrier of bytes also needs FenceBarriers(), and other blocks may
+  // send bytes only after a barrier of the cluster.
   __device__ void Init(int warps = 1) const {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_), "r"(warps) : "memory");
   }

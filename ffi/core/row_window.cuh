@@ -72,7 +72,7 @@ struct RowWindow {
   __device__ bool Has(int index) const {
     return static_cast<unsigned>(index - lead) < static_cast<unsigned>(packs - lead);
   }
-  // Whether pack `index` holds elements that are not the row's.
+  // Whether pack `index` may hold elements that are not the row's.
   __device__ bool IsPartial(int index) const {
     return !kAligned && (index == lead || index == packs - 1);
   }

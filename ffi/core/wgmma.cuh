@@ -95,8 +95,8 @@ __device__ inline void Multiply(float (&sums)[32], uint64_t a, uint64_t b, bool 
       : "l"(a), "l"(b), "r"(static_cast<int>(keep)));
 }
 
-// As above for operands A in registers. A thread has elements of A in the layout of sums: `a` are
-// those of two times 8 columns, in pairs. B is MN-major.
+// As above with A in registers: `a` has 16 columns of A in the layout of sums, two elements per
+// register. B is MN-major.
 __device__ inline void Multiply(float (&sums)[32], const uint32_t (&a)[4], uint64_t b, bool keep) {
   asm volatile(
       "{\n"

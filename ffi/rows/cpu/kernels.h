@@ -27,7 +27,7 @@ inline int64_t SegmentCount(int64_t cols) { return std::max<int64_t>(1, cols / S
 // run one step at a time, each on its segments.
 enum class RowStep { kMax, kSums, kResults, kAll };
 
-// Unused fields are uninitialised.
+// An operation sets only the fields that it uses.
 struct SegmentStatistics {
   double max, sum[kLossSums], lost[kLossSums];
   double labelled;  // the element at the label, if the segment has it

@@ -35,7 +35,7 @@ template <typename C>
 JK_INLINE C Capped(C x, C cap, C range) {
   return x == -kInf<C> ? x : range * Tanh(x / cap);
 }
-// The derivative by the element at a capped logit, divided by `factor`; finite, and 0 at -inf.
+// The derivative of Capped, divided by `factor`, given its result; finite, and 0 at -inf.
 template <typename C>
 JK_INLINE C SlopeAt(C capped, C inverse_range) {
   const C scaled = capped * inverse_range;
@@ -59,7 +59,7 @@ JK_INLINE void ScaleRows(const RowScales& scales, int64_t row, int64_t count, in
   }
 }
 
-// Multiplies gradients by capped logits by the derivative of the cap.
+// Multiplies derivatives with respect to capped logits by the derivative of the cap.
 template <typename C>
 JK_INLINE void MultiplyBySlopes(const RowScales& scales, int64_t row, int64_t count, int64_t n,
                                 const C* capped, C* gradient) {

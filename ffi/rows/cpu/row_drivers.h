@@ -19,7 +19,7 @@
 
 namespace jaxkernels {
 
-// Elements of a group of rows, unless a row has more. Few enough to stay in the cache.
+// Maximum float32 elements of a group of several rows, all inputs together. They stay in the cache.
 inline constexpr int64_t kGroupElements = 8192;
 
 // Elements summed in CpuSumType before they are added to a sum in double. The tile is short for
@@ -225,7 +225,7 @@ JK_INLINE void FinishRow(const GroupArrays<C>& on, int64_t at, const Segment& of
 // Processes rows of at least kLanes elements in groups, or one step of one segment of a row that
 // threads share. The remainder of a row is computed as its last kLanes elements, before the whole
 // vectors, because terms and results may overwrite elements. Half types are widened once into a
-// buffer, which also keeps the terms: for rows that threads share into `room`, by the first step.
+// buffer, which also keeps the terms. The buffer of shared rows is `room`; the first step fills it.
 template <typename Op, int kVectors>
 JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   using T = typename Op::Storage;
@@ -244,7 +244,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   const int64_t room = is_shared ? call.arrays.rows * cols : at_once * cols;
   const bool scales = Op::kTakesLabel && call.scales.data != nullptr;
   const bool caps = scales && call.scales.count > 1;           // derivatives need the capped logits
-  const bool has_buffers = (kIsHalf || scales) && !is_shared;  // attention scores are loaded
+  const bool has_buffers = (kIsHalf || scales) && !is_shared;  // scores are widened already
   const Buffer<C> own(has_buffers ? room * BuffersOf(call) : 0);
   const Buffer<C> own_column(kIsHalf && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
   const C* column = nullptr;

@@ -28,7 +28,7 @@ JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum 
 
 // Returns n elements of type `dtype` in the compute type: in place, or widened into `buffer`.
 // Widening is a separate loop, because only loops over elements of one size fill the vector
-// registers. The loops of Half are one for each type.
+// registers. Each half type has its own loop.
 template <typename C>
 JK_INLINE const C* Load(const C* from, DType /*dtype*/, int64_t /*n*/, C* /*buffer*/) {
   return from;

@@ -146,7 +146,7 @@ struct Cuda {
   __device__ static C ExpOfInfinity(C x, C max) { return ExpDifference(x, max); }
   // As ExpOfInfinity, for terms that are summed but not stored.
   __device__ static C ExpForSum(C x, C max) { return FastExp(x - max); }
-  // Subtracts a term of the maximum, which is 1. Returns the count of maxima, 1 or 0. The flag is
+  // Sets a term of the maximum, which is 1, to 0. Returns the count of maxima, 1 or 0. The flag is
   // unused: with it, float64 kernels compile to different code.
   __device__ static C TakeOutMax(C& term, bool /*is_of_max*/) {
     const C count = term == C(1) ? C(1) : C(0);

@@ -51,7 +51,7 @@ class CappedTerms {
     constexpr float kLeast = 0.999f;  // the term of the maximum is 1, but for the error of z
     if (SumPairwise(term) >= kLeast) count += Remove(pack, largest_, term);
   }
-  // Computes the derivatives of factor * term by x / temperature; 0 for -inf.
+  // Computes the derivatives of factor * term with respect to x / temperature; 0 for -inf.
   __device__ void Differentiate(const Pack<T>& pack, float factor, float (&result)[kSize]) const {
     Invert(pack, 1.0f, [&](int j, float u, float part, float other) {
       const float inverse = part * other;

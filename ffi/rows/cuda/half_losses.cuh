@@ -33,9 +33,9 @@ __device__ bool IsPast(int p, int packs, int lane, int lanes) {
   return p >= kLeast && p * lanes + lane / kWarpSize * kWarpSize >= packs;
 }
 
-// Adds the other sums of a row, which smoothing and entropies need. It scales differences after the
-// subtraction, as PackedTerms do: an entropy is the difference of a sum here and one of those, so
-// both must have the same error. Elements that are -inf once scaled do not count.
+// Adds the other sums of a row, which smoothing and entropies need. Differences are scaled after
+// the subtraction, as in PackedTerms, so that rounding changes both kinds of sums alike: an entropy
+// is their difference. Elements that are -inf once scaled do not count.
 template <typename Op, bool kAligned, int kPacks>
 __device__ void AddOtherSums(const Op& op, const RowView<Op, kAligned>& view,
                              const InputPacks<Op> (&pack)[kPacks], float largest, int lane,

@@ -170,8 +170,8 @@ cudaError_t LaunchRowOp(const RowCall& call, const RowPlan& plan, cudaStream_t s
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
-// Op<T, kTwoSums, kCaps> is an operation of cross entropy. A test of the cap at run time took up to
-// 28 percent longer without a cap.
+// Op<T, kTwoSums, kCaps> is an operation of cross entropy. A test of the cap at run time made
+// calls without a cap up to 28 percent slower.
 template <typename T, template <typename, bool, bool> typename Op, bool kCaps>
 cudaError_t LaunchLoss(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
   return plan.two_sums ? LaunchRowOp<Op<T, true, kCaps>>(call, plan, stream)

@@ -41,7 +41,7 @@ struct LogitScale {
       return RoundedProduct(range, tanh(x * inverse_cap));
     }
   }
-  // The derivative by the element at a capped logit, divided by `factor`; finite, and 0 at -inf.
+  // The derivative of Capped, divided by `factor`, given its result; finite, and 0 at -inf.
   __device__ C SlopeAt(C capped) const {
     const C scaled = capped * inverse_range;
     const C ratio = scaled > C(-1) ? scaled : C(-1);

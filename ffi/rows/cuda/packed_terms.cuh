@@ -12,8 +12,8 @@
 
 namespace jaxkernels {
 
-// Whether kernels of rows in registers use PackedTerms for an operation. A soft cap must be applied
-// to each element.
+// Whether kernels of rows in registers compute an operation's terms by PackedTerms, which cannot
+// apply soft caps.
 template <typename Op>
 inline constexpr bool kPacksTerms =
     kIsHalf<typename Op::Storage> && Op::kTakesLabel && Op::kSums > 2 && !Op::kCaps;

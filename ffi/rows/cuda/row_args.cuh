@@ -31,8 +31,8 @@ struct GivenRow {
   C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};  // or the epsilon, if the operation averages
   int label = -1;                                  // clamped to cols
   C labelled = 0;  // the element at the label, if the operation reduces; NaN if label >= cols
-  // Derivative of transformed elements by elements: 1 / temperature, and the factor of a cap for
-  // the element at the label.
+  // Derivative of transformed elements with respect to elements: 1 / temperature, and the factor of
+  // a cap for the element at the label.
   C unit = 1, slope = 1;
 };
 
@@ -56,7 +56,7 @@ struct RowArgs {
   void* out;  // of result_dtype
   int64_t rows, cols;
   int kept_packs;  // per input and block, in shared memory or (FewRowsKernel) in registers
-  int offset;      // elements of the first pack before the result; the pointers include them
+  int offset;      // elements of the first pack before the result; `in` and `out` begin with them
   int leaf_turns;  // iterations per leaf; OneReadKernel only
   int branches;    // parts per row, one block each; `stream` only
   int lanes;       // lanes per row; staged rows and `stream` only
@@ -125,11 +125,11 @@ struct RowArgs {
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
-      const int count = static_cast<int>(cols);  // labels have 32 bits, and so have columns
+      const int count = static_cast<int>(cols);  // it fits: read_call.cc checks
       given.label = min(label, count);
       if constexpr (Op::kSums == 0) {
         if (Op::kCaps) given.slope = of_row.scale.SlopeAt(Op::Labelled(given.scalar));
-      } else {  // an operation that reduces reads the element itself
+      } else {  // loads the element itself: an in-place result may overwrite it later
         const C element = static_cast<C>(elements[min(max(label, 0), count - 1)]);
         C value[1][1] = {{element}};
         Scale(of_row, value);

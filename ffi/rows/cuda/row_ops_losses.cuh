@@ -133,7 +133,7 @@ struct CrossEntropyForwardGrad
     __device__ Row(const auto& of, const auto& given) : LedRow(of, given) {
       const C at_label = kIsCapped ? this->AtLabel() * given.slope : this->AtLabel();
       other = {this->label, this->label + 1, at_label};
-      const int cols = static_cast<int>(given.cols);  // see GivenOf
+      const int cols = static_cast<int>(given.cols);  // it fits: read_call.cc checks
       if (this->is_left_out) other = {0, cols, this->constant};
     }
   };

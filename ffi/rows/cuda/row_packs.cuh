@@ -20,7 +20,7 @@ struct InputPacks {
   typename Op::ColumnPlace column;
 };
 
-// Any pack index; outside of the row the numbers are 0.
+// Finds the column of pack `index`, which may lie outside of the row: its numbers are 0 there.
 template <typename Op, bool kAligned>
 __device__ void PlaceColumn(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
   if constexpr (Op::kTakesColumn) pack.column = {row.Column(index), kAligned};

@@ -300,8 +300,8 @@ __device__ void ReplaceOthers(const Row& row, int column, int stride, C (&result
   }
 }
 
-// Turns derivatives by capped logits into derivatives by logits. (The row constants contain the
-// factor of the temperature.)
+// Multiplies derivatives with respect to capped logits by the derivative of the cap. (The row
+// constants contain the factor of the temperature.)
 template <typename Op, typename C, int kSize>
 __device__ void Unscale(const Op& op, const C (&value)[kSize][1], C (&result)[kSize]) {
 #pragma unroll

@@ -31,7 +31,7 @@ struct LossScalar {
 };
 static_assert(LossScalar::kLabelled + 1 == kLossResiduals);
 
-// Lower exponents give zero.
+// Lower bound of x - max as a factor of a term: below it the term is 0, and 0 * -inf would be NaN.
 inline constexpr int kLeastLogitExponent = -1000;
 
 // Operations that sum exp(x - max). A row of -inf only has no terms; its shift is 0.
@@ -160,7 +160,7 @@ struct CrossEntropyGradOp : RowOp<A, Operation::kCrossEntropyGrad> {
                (of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
                 Visible<typename A::OfSums>(labelled, share)) *
                    given.unit};
-      const int cols = static_cast<int>(given.cols);  // labels reach as far
+      const int cols = static_cast<int>(given.cols);  // it fits: read_call.cc checks
       if (of_loss == Sum(0) && of_lse == Sum(0) && of_entropy == Sum(0) && of_mean == Sum(0)) {
         other = {0, cols, Sum(0)};
       } else if (of_loss != Sum(0) && A::IsNaN(labelled)) {
