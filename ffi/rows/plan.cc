@@ -59,7 +59,7 @@ std::string WhyNot(Tier tier, const RowProblem& problem, const TierChoices& choi
   };
   switch (tier) {
     case Tier::kStream:
-      return "tier 'stream' serves the parts of an operation only";
+      return "tier 'stream' serves the parts of operations, and those without sums";
     case Tier::kWarp:
       if (choices.WarpFits()) return "";
       return "tier 'warp' cannot hold a row of " + row() + " in the registers of a warp";

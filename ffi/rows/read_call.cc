@@ -196,7 +196,7 @@ ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& o
     return ffi::Error::Success();
   }
   return WrongShape(traits, operand,
-                    "dimensions that broadcast and do not by turns at most " +
+                    "dimensions that alternate between full and 1 at most " +
                         std::to_string(BroadcastRows::kMaxDims) + " times");
 }
 
@@ -211,7 +211,7 @@ ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& 
   }
   const int64_t q = dims[dims.size() - 2], k = dims.back();
   if (k > kMost || (attributes.HasBand() && q > kMost)) {
-    return WrongShape(traits, scores, "columns, and rows that a band counts, fewer than 2^30");
+    return WrongShape(traits, scores, "fewer than 2^30 columns, and with a band rows");
   }
   const auto bound = [&](int64_t distance) {
     const int64_t from_first = distance + (attributes.from_end ? k - q : 0);
