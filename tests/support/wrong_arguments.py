@@ -385,7 +385,7 @@ PLAN_SGEMM = (
     ({"a_shape": 4.0, "b_shape": 4, "k": 4}, TypeError, r"sizes .* got \(4\.0, 4, 4\)"),
     ({"a_shape": 1, "b_shape": -1, "k": 1}, ValueError, "negative"),
     ({"b_shape": (6, 7)}, ValueError, r"contracted .*\(4, 5\).*\(6, 7\)"),
-    ({"a_shape": (4,)}, ValueError, "rank of at least 2"),
+    ({"a_shape": (4,)}, ValueError, "ranks of at least 2"),
     ({"batch": 2}, ValueError, "batch needs sizes"),
     ({"algorithm": "fast"}, ValueError, "algorithm must be None or one of"),
     ({"device": "tpu"}, ValueError, "device must be one of"),
