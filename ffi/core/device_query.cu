@@ -80,7 +80,7 @@ cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, Probe);
     if (error != cudaSuccess) return;
-    limits->compiled_for = attributes.ptxVersion;
+    limits->compiled_for = attributes.ptxVersion;  // binaryVersion is the GPU's after a JIT
     error = FindMostClusterBlocks(limits->compiled_for, limits->smem_per_block,
                                   &limits->cluster_blocks);
     if (error != cudaSuccess) return;

@@ -9,7 +9,7 @@
 namespace jaxkernels {
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
-// exactly. Zero if the difference is not finite, or so small that its exponential is zero.
+// exactly. Zero if the difference is NaN, or so small that its exponential is zero.
 template <typename C>
 JK_INLINE C DifferenceError(C a, C b, C difference) {
   const C b_part = a - difference;
@@ -115,8 +115,8 @@ JK_INLINE C ExpMinusOne(C x) {
   return power * (ExpSlope(r) * r) + (power - 1);
 }
 
-// tanh(x) to less than three units in the last place (float64: four). It does not decrease for
-// numbers of float32; NaN stays NaN.
+// tanh(x) to less than three units in the last place (float64: four). In float32 it is monotonic.
+// NaN stays NaN.
 template <typename C>
 JK_INLINE C Tanh(C x) {
   const C size = x < 0 ? -x : x;
@@ -137,7 +137,7 @@ JK_INLINE float PowerOf(float max) {
 }
 
 // exp(x) 2^-power to about one unit in the last place, where `power` is PowerOf(max), IsNear(max)
-// and x <= max: It needs no difference x - max, whose rounding error would have to be corrected.
+// and x <= max. It needs no difference x - max, whose rounding error would have to be corrected.
 // Denormal results are 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
 JK_INLINE float ExpTimesPower(float x, float power) {
   using K = ExpConstants<float>;

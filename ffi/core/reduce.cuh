@@ -36,7 +36,7 @@ __device__ C SumPairwise(const C (&term)[kSize]) {
   return sum[0];
 }
 
-// A reduction is a type with `Combine(a, b)` and `Identity()`.
+// A reduction is a type with `Value`, `Combine(a, b)` and `Identity()`.
 template <typename C>
 struct MaxReduction {
   using Value = C;

@@ -91,8 +91,8 @@ struct OperationTraits {
   constexpr int Stores() const { return results.RowNumbers(0); }
   constexpr bool IsPlain() const { return !hides && !TakesLabel(); }
 
-  // Does not compile in a static_assert, at its reason, if the parser or kernels cannot serve such
-  // a contract: Deny is not constexpr.
+  // Check fails a static_assert, at the line of its reason, if the parser or kernels cannot serve
+  // this contract: Deny is not constexpr.
   constexpr void Check() const {
     const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
     const int most_sums = sums + (counts_max || x_if_half ? 1 : 0);

@@ -31,8 +31,8 @@ enum class Operation {
   kCrossEntropyGrad
 };
 
-// The sums of a row of a loss; its residuals: the maximum, the sums, the element at the label; and
-// the cotangents of its gradient.
+// Numbers per row of a loss: its sums, its residuals (the maximum, the sums, the element at the
+// label), and the cotangents of its gradient.
 inline constexpr int kLossSums = 5, kLossResiduals = kLossSums + 2, kLossCotangents = 4;
 
 // The traits of each operation, in the order of the enum.
@@ -134,7 +134,7 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
-// Whether the operation reads x for elements of a dtype; it reads y for others.
+// Whether the operation reads x instead of y for this dtype.
 constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
   return traits.x_if_half && IsHalf(dtype);
 }

@@ -162,7 +162,7 @@ ffi::Error ReadStatisticsOf(const OperationTraits& traits, const ffi::AnyBuffer&
   return CheckPerRow(traits, statistics, 1 + SumsOf(traits, call->dtype), x);
 }
 
-// Whether the result has a dtype other than that of `x` which the operation allows.
+// Whether the result has a half type for float32 scores, which MayNarrow allows.
 bool IsNarrowed(const RowCall& call, ffi::DataType result) {
   const bool is_half = result == ffi::DataType::BF16 || result == ffi::DataType::F16;
   return is_half && call.dtype == DType::kFloat32 && call.part == Part::kWhole &&

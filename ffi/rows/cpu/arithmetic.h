@@ -12,7 +12,7 @@
 namespace jaxkernels {
 
 // Statistics of a row or a part of it: its maximum, and sums of terms relative to that maximum.
-// `of_max` is the term of the maximum: 1, or a fixed-shift term.
+// `of_max` is the term of the maximum: 1, or ExpTimesPower of it.
 template <typename C, int kCount>
 struct Statistics {
   C max, of_max = 1;
@@ -45,8 +45,8 @@ struct Cpu {
   // The members of an operation that only the drivers need:
   //   kTermSums  number of sums that are not always 0
   //   kCounts    whether a lane sums second terms in C: whole numbers, or terms of half types
-  //   kHasNear   whether rows whose maximum is near 0 have cheaper fixed-shift terms. They share a
-  //              factor, which MakeRow removes: Statistics::of_max
+  //   kHasNear   whether rows whose maximum is near 0 have fixed-shift terms (ExpTimesPower), which
+  //              are cheaper. They share the factor Statistics::of_max, which MakeRow removes
   //   Kept       maps a term to the summand that is kept
   //   MoreTerms  the summands of the third to fifth sums, from Term before SecondTerm
   template <Operation kOf>

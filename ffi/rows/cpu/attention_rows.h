@@ -1,6 +1,6 @@
 // Attention operations on the CPU: rows are loaded into a buffer in the compute type, scaled,
-// biased and masked; then the plain operations run on the buffer. A band gives each row a length of
-// its own, and so a driver.
+// biased and masked; then the plain operations run on the buffer. A band gives each row its own
+// length, which determines its driver.
 //
 // Owns: the loads and stores of a row. Must not know: how a row is reduced (row_drivers.h), XLA,
 // threads.

@@ -120,7 +120,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     }
     C counts[2][kLanes] = {};
     int32_t near[kLanes];
-    GroupSums<Op> total = {}, lost = {};  // nearly exact, except for float64
+    GroupSums<Op> total = {}, lost = {};  // `lost` is for float64
     for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>;
     if (call.part == Part::kFinish) {
       LoadStatistics(call, row, count, max, total);

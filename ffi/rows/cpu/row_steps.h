@@ -55,7 +55,7 @@ JK_INLINE int MakeShifts(Part part, C* max, C* power, C* of_max, int32_t* near) 
   return near_rows;
 }
 
-// In place of rounding errors that are not accumulated.
+// AddVector accumulates no rounding errors if it gets this for them.
 struct NotExact {};
 inline constexpr NotExact kNotExact;
 
