@@ -1,9 +1,8 @@
 // Errors and names of buffers for every handler, on the CPU and on CUDA alike.
 //
-// Owns: the wording of errors about buffers. A failed check returns an ffi::Error that
-// names the operation, the operand, the expected value and the actual value. Nothing throws. Texts
-// are built without iostreams: their number formatting crashes if a process holds two copies of the
-// C++ library. Must not know: any operation, any device.
+// Owns: the wording of errors about buffers. A failed check returns an ffi::Error that names the
+// operation, the operand, the expected and the actual value. Nothing throws, and nothing uses
+// iostreams (shape_text.h). Must not know: any operation, any device.
 #pragma once
 
 #include <cstdint>

@@ -107,6 +107,7 @@ __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T 
   SelectByHighBits(pack, keep[0] * 128, keep[kWords - 1] * 128, other);
 }
 
+// Replaces the elements outside of [begin, end) by `other`.
 template <typename T>
 __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
   static_assert(Pack<T>::kSize <= 8, "a bit for each element");

@@ -20,8 +20,7 @@ struct RowArrays {
   int64_t cols;
 };
 
-// Row scalars: consecutive numbers per row, in the arrays' dtype or, if `wide`, in the compute
-// type.
+// Consecutive numbers per row, in the arrays' dtype or, if `wide`, in the compute type.
 struct RowScalars {
   void* data;
   bool wide;

@@ -1,5 +1,4 @@
-// The visible columns of each row of attention scores: its band, and its rows of the mask and the
-// bias.
+// The visible columns of each row of attention scores: its band, and its rows of mask and bias.
 //
 // Owns: the position of a row in its (q, k) matrix, and the addressing of operands that broadcast
 // against the scores. Handlers, CPU and GPU kernels share this plain value. Must not know: XLA,

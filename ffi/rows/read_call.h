@@ -42,8 +42,7 @@ ffi::Error ReadWhole(const ffi::RemainingArgs& operands, const ffi::RemainingRet
                      std::string_view operation, std::string_view tier, double scale, int64_t left,
                      int64_t right, bool from_end, bool has_mask, bool all_sums, RowCall* call);
 
-// Statistics part: maps the operands, without labels and row scalars, to the statistics of their
-// rows.
+// Statistics part: maps the operands, without labels and row scalars, to statistics of rows.
 template <typename Binding>
 auto BindStatistics(Binding&& binding) {
   return std::forward<Binding>(binding)

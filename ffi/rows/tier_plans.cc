@@ -142,8 +142,7 @@ RowBatches BatchesOf(const RowProblem& problem, const RowPlan& plan, const Devic
   return batches;
 }
 
-// The plan of FewRowsKernel: the same blocks per row with twice the threads, and one worker per
-// row.
+// The plan of FewRowsKernel: the same blocks per row, twice the threads, and one worker per row.
 RowPlan FewRowsPlan(const RowProblem& problem, RowPlan plan, const DeviceLimits& limits) {
   plan.few_rows = true;
   plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);

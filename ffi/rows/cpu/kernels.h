@@ -57,12 +57,10 @@ int64_t RoomToShare(const RowCall& call);
 // The first step of rows that threads share; the last one is kResults.
 RowStep FirstStep(Operation operation, DType dtype);
 
-// Computes a range in the calling thread. A row's bits do not depend on the other rows of the
-// range.
+// Computes a range in the calling thread. A row's bits do not depend on other rows.
 void RunRows(const RowCall& call, const RowRange& range);
 
-// As RunRows, for one storage type: float, Half or double. Each is compiled in its own file, so
-// that they compile in parallel.
+// As RunRows, for one storage type: float, Half or double. kernels_*.cc have one each.
 template <typename T>
 void RunRowsOf(const RowCall& call, const RowRange& range);
 

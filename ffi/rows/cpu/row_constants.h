@@ -1,4 +1,4 @@
-// Groups of rows on the CPU: the statistics of a group, the constants and row scalars that follow
+// Groups of rows on the CPU: the statistics of a group, the constants and row scalars computed
 // from them, and the labels of rows. A group is up to kLanes rows whose statistics are vectors: row
 // r in lane r.
 //
@@ -113,8 +113,8 @@ JK_INLINE void MakeRow(const Found& found, const GivenRow<C>& given, int64_t r,
 }
 
 // Computes the constants of a group from its maxima and sums, and stores its row scalars. `index`
-// is the first row; only `count` of them are rows of the array. `labelled`: their elements at
-// labels.
+// is the first row; `count` lanes have rows. `labelled`: their elements at labels. `stores`: false
+// for all but the last segment of a shared row.
 template <typename Op, typename C = typename Op::C>
 JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const C* max,
                         const C* of_max, const GroupSums<Op>& total, const GroupSums<Op>& lost,

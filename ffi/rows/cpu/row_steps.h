@@ -32,9 +32,8 @@ JK_INLINE void LoadValues(const C* first, const C* second, const C* column, int6
   if constexpr (Op::kTakesColumn) value[Op::kInputs] = column[at];
 }
 
-// Turns the maxima of a group into the shifts of its terms. A row has fixed-shift terms if it is
-// `near`: that depends on the row alone. Parts have ordinary terms. Returns the number of near
-// rows.
+// Turns the maxima of a group into the shifts of its terms. A row is `near`, and has fixed-shift
+// terms, depending on the row alone. Parts have ordinary terms. Returns the number of near rows.
 template <typename Op, typename C>
 JK_INLINE int MakeShifts(Part part, C* max, C* power, C* of_max, int32_t* near) {
   int near_rows = 0;

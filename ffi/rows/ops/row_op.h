@@ -15,7 +15,7 @@
 //   SecondTerm the summand of the second sum, from Term, the values, and whether Term is that of
 //              the maximum; it may modify the term
 //   Rescale    makes the sums relative to a larger maximum, given exp(smaller - larger) and
-//              smaller - larger, unless all are multiplied by one factor. CUDA only
+//              smaller - larger. By default it multiplies all by the exponential. CUDA only
 //   Row        the constants of a row; on a CPU all are of type C
 //   MakeRow    computes them once per row, from its statistics and per-row inputs
 //   Finish     one element of the result, from the values and the constants
