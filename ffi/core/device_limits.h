@@ -73,7 +73,7 @@ struct DeviceLimits {
 
 enum class Arch { kAmpere, kAda, kHopper, kBlackwell };
 
-// A value per architecture. Those without a measurement of their own have Hopper's.
+// A value per architecture. An architecture without its own measurement has Hopper's value.
 template <typename T>
 struct ByArch {
   T hopper;

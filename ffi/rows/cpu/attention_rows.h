@@ -77,7 +77,7 @@ JK_INLINE void LoadGradient(const RowCall& call, int64_t row, const ColumnRange&
   const C* const of_dy = Load(static_cast<const T*>(all.in[1]) + first, call.dtype, n, dy);
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const C one = of_y[i], other = of_dy[i];  // a load of dy in the selection would be masked
+    const C one = of_y[i], other = of_dy[i];  // loads first: a selected load is masked
     y[i] = one, dy[i] = one == C(0) ? C(0) : other;
   }
 }
