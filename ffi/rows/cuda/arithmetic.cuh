@@ -81,8 +81,8 @@ template <typename T>
 struct Cuda {
   using Storage = T;
   using C = ComputeType<T>;
-  using Sum = C;        // of sums and of the constants of a row
-  using OfSums = Cuda;  // the arithmetic on those
+  using Sum = C;        // the type of sums and row constants
+  using OfSums = Cuda;  // the arithmetic on them
   static constexpr bool kIsHalf = jaxkernels::kIsHalf<T>;
   // Terms of half types take more registers than x, so they are recomputed.
   static constexpr bool kKeepsTermsOfHalf = false;

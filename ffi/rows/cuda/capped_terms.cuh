@@ -24,7 +24,7 @@ class CappedTerms {
  public:
   static constexpr int kSize = Pack<T>::kSize;
 
-  // `max`: LogitScale::Capped(largest), of the largest element; Differentiate does not need that.
+  // `max`: LogitScale::Capped(largest). Differentiate does not use `largest`, the largest element.
   __device__ CappedTerms(const LogitScale<T>& scale, float max, float largest)
       : slope_(2 * kLog2E * scale.inverse_cap),
         reach_(-2 * kLog2E * scale.range),

@@ -8,7 +8,7 @@
 namespace jaxkernels {
 
 // Transforms logits of a row to cap tanh(x / cap) / temperature, or to x / temperature without a
-// cap. The result does not decrease with a logit of type T.
+// cap. The result is a non-decreasing function of logits of type T.
 template <typename T>
 struct LogitScale {
   using C = ComputeType<T>;
@@ -26,8 +26,8 @@ struct LogitScale {
 
   // The transform with a cap, of an element other than -inf. Half types compute tanh |v| as
   // 2 / (1 + exp(-2 |v|)) - 1, which errs by 2^-21.4. Below kLinear this is too much of the result,
-  // but there tanh v is v within a relative error of 2^-15.1. The hardware's tanh has 2^-11. (These
-  // errors, and that no result decreases, hold for all numbers of both types and 20,000 caps.)
+  // but there tanh v is v within a relative error of 2^-15.1. The hardware's tanh has 2^-11.
+  // (Errors and monotonicity were tested with all numbers of both types and 20,000 caps.)
   // Contractions are explicit: elements equal to the maximum must be transformed to the same bits.
   __device__ C Capped(C x) const {
     if constexpr (kIsHalf<T>) {

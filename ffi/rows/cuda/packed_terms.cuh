@@ -18,7 +18,7 @@ template <typename Op>
 inline constexpr bool kPacksTerms =
     kIsHalf<typename Op::Storage> && Op::kTakesLabel && Op::kSums > 2 && !Op::kCaps;
 
-// Bits that are set in the halves of a word that equal those of another.
+// A mask of the halves in which two words are equal.
 __device__ inline uint32_t EqualHalves(__half2 a, __half2 b) { return __heq2_mask(a, b); }
 __device__ inline uint32_t EqualHalves(__nv_bfloat162 a, __nv_bfloat162 b) {
   return __heq2_mask(a, b);
@@ -54,7 +54,7 @@ class PackedTerms {
       // shift exact. It is below the factor, so that the shift is finite if factor * largest is.
       slope_ = 0.5f * __uint_as_float(__float_as_uint(slope_) & 0x7f800000u);
       shift_ = largest * slope_;
-      error = shift_ * 0.0f;
+      error = shift_ * 0.0f;  // NaN if the shift is not finite
     }
     correction_ = fmaf(fmaf(fmaf(error, 1.0f / 6, 0.5f), error, 1.0f), error, 1.0f);
   }

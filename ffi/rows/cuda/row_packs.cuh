@@ -11,8 +11,8 @@ __device__ typename Op::Storage FillOf(int i) {
   return static_cast<typename Op::Storage>(Op::Fill(i));
 }
 
-// One pack of each input, its mask, and the place of its column. Numbers of the column are loaded
-// where they are used: packs that wait for a reduction would take several times the registers.
+// One pack of each input, its mask, and the place of its columns. Their numbers are loaded where
+// they are used: holding them across a reduction would take several times the registers.
 template <typename Op>
 struct InputPacks {
   Pack<typename Op::Storage> input[Op::kInputs];

@@ -87,7 +87,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       }
     }
   };
-  // Reads a pack for the first time and replaces its hidden and foreign elements.
+  // Reads a pack for the first time and replaces elements that are hidden or outside the row.
   const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
     read(index, pack);
     if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
