@@ -1,7 +1,7 @@
-// Losses of half types in tiers `warp` and `block`, which tier_registers.cuh describes. Short rows
-// are limited by instructions: packed_terms.cuh says how they take few per element. A lane's cost
-// per row is kept low too: the label's result is stored by itself, since nearly every pack of a
-// warp of short rows is one in which some row has its label.
+// Losses of half types in tiers `warp` and `block`, which tier_registers.cuh describes.
+// Instructions limit short rows: packed_terms.cuh says how they take few per element. To keep the
+// cost per row low too, the label's result is stored by itself: nearly every pack of a warp of
+// short rows holds some row's label.
 #pragma once
 
 #include "rows/cuda/packed_terms.cuh"

@@ -5,8 +5,8 @@
 
 namespace jaxkernels {
 
-// kLanes neighbouring lanes share a row. All groups of a warp iterate equally often, because the
-// shuffles need every lane.
+// kLanes neighbouring lanes share a row. Loops test FirstRowInStep, the warp's first row, so that
+// all its groups iterate equally often: the shuffles need every lane.
 template <int kLanes, int kRows>
 struct LaneGroup {
   struct Scratch {};

@@ -12,7 +12,7 @@ __device__ void ForgetPacks(InputPacks<Op>& pack) {
   for (int i = 0; i < Op::kInputs; ++i) Forget(pack.input[i]);
 }
 
-// Calls body with a pointer to the numbers of the columns, of their dtype.
+// Calls body with a pointer to the numbers of all columns, in their dtype.
 template <typename Op, typename Body>
 __device__ void WithColumn(const Op& op, Body body) {
   using C = typename Op::C;

@@ -25,9 +25,9 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   __shared__ typename Group::Scratch scratch;
   Group group(scratch);
   const int lanes = Group::Lanes(), lane = Group::Lane();
-  // Whether no lane of this warp has pack p of a row. Whole warps skip the sums of such packs where
-  // arithmetic is the limit. TB/s read, 2^28 elements, all packs; with skips (2026-11, on different
-  // H200s; the second was 2 to 4 percent slower in equal kernels):
+  // Whether no lane of this warp has pack p of a row. The warp then skips it, if arithmetic limits
+  // the kernel. TB/s read, 2^28 elements: all packs; with skips (2026-11, on different H200s; the
+  // second was 2 to 4 percent slower in equal kernels):
   // H200 bf16 loss 1100, 3386, 4771, 8191, 12289 cols: 1.71, 2.34, 2.19, 2.09, 2.35; 1.90, 2.41,
   // 2.42, 2.38, 2.72
   // H200 bf16 loss 16384 cols (aligned): 3.26; 2.99
