@@ -44,7 +44,7 @@ struct DeviceLimits {
   // Whether the code contains wgmma: code for "sm_90a" does, code for "sm_90" does not.
   bool has_wgmma = HasWgmma(compute_capability, compiled_for);
 
-  // Resident blocks per SM, as far as threads and shared memory limit them; registers do too.
+  // Resident blocks per SM by threads and shared memory. Callers also count registers.
   int BlocksPerSm(int threads, int smem_bytes) const {
     const int by_smem = smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
     return std::min({threads_per_sm / threads, by_smem, blocks_per_sm});

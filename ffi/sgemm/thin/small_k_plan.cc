@@ -10,8 +10,8 @@ namespace jaxkernels {
 namespace {
 
 struct Cost {
-  // Fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
-  // blocks that an SM holds at once.
+  // Fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the blocks that
+  // an SM holds at once.
   static constexpr double kLaunchCycles = 4510, kWaveCycles = 456;
   static constexpr double kWarpsOfBusySm = 4;  // fewer use a share of the SM's rates
   // 128 copies of a pack or a float; the start and end of a warp.
