@@ -13,8 +13,6 @@ from rows_of_losses import check_kernels, serves
 import jaxkernels as jk
 from jaxkernels.verify.truth.losses import Rows
 
-dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
-tiers = pytest.mark.parametrize("tier", cases.TIERS)
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "minus_inf")
 # Lengths on either side of limits of the kernels: a tile of the CPU, a pack, staged rows, the tiers.
 SHAPES = (
@@ -35,8 +33,8 @@ SHAPES = (
 )
 
 
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_kernels_of_all_kinds(dtype, tier):
     """All kinds run one program."""
     served = [shape for shape in SHAPES if serves(tier, shape, dtype)]
@@ -53,8 +51,8 @@ def test_kernels_of_all_kinds(dtype, tier):
     check_kernels(xs, dtype, tier)
 
 
-@tiers
-@dtypes
+@cases.tiers
+@cases.dtypes
 def test_kernels_of_rows_with_scales(dtype, tier):
     """A temperature, or a temperature and a soft cap, of each row."""
     served = [shape for shape in SHAPES if serves(tier, shape, dtype)]
@@ -141,7 +139,7 @@ def test_rows_of_16_bits_with_a_cap(cols, dtype, cap):
 
 
 @pytest.mark.smoke
-@dtypes
+@cases.dtypes
 def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
     """A loss of 1e-9 would be lost if the maximum's term, 1, were summed with the others."""
     x = np.full((3, 40), -30, oracle.storage(dtype))
@@ -235,7 +233,7 @@ def test_gradients_of_a_mean_are_rounded_once():
     np.testing.assert_array_equal(twice, 3 * dx)
 
 
-@dtypes
+@cases.dtypes
 def test_rows_of_no_columns_and_no_rows(dtype):
     with cases.x64(dtype):
         x = jnp.zeros((0, 7), dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from cases import x64
-from rows_of_losses import assert_within
+from oracle import assert_within
 
 import jaxkernels as jk
 import jaxkernels.optax

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import x64
-from rows_of_losses import assert_within
+from oracle import assert_within
 
 import jaxkernels as jk
 from jaxkernels.verify.truth.losses import kl_divergence

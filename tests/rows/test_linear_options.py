@@ -7,7 +7,7 @@ import oracle
 import pytest
 from cases import pairwise
 from linear_losses import Layer, bound_for
-from rows_of_losses import assert_within
+from oracle import assert_within
 
 import jaxkernels as jk
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import numpy as np
-from oracle import largest_ratio, storage
+from oracle import assert_within, storage
 
 from jaxkernels.verify.truth.attention import Truth
 
@@ -85,5 +85,4 @@ def arguments(sizes, seed=0):
 def check(got, want_and_bound, what=""):
     want, bound = want_and_bound
     assert np.shape(got) == want.shape, f"{what}: {np.shape(got)}, not {want.shape}"
-    ratio, text = largest_ratio(got, want, bound)
-    assert ratio <= 1, f"{what} {text}"
+    assert_within(got, want, bound, what)

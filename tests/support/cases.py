@@ -65,9 +65,9 @@ def plan_or_none(shape, dtype, operation, tier, device=None):
         return None
 
 
-def serves(tier, shape, dtype):
+def serves(tier, shape, dtype, operations=OPERATIONS):
     """Whether a tier can run all operations on this shape."""
-    return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
+    return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in operations)
 
 
 @functools.partial(jax.jit, static_argnames=("tier", "tangents"))
@@ -124,11 +124,14 @@ def check_all(pairs, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
         check_results(x, t, result, dtype, tier, operations)
 
 
-def check_results(x, t, result, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS)):
-    operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
+def check_results(
+    x, t, result, dtype, tier=None, operations=(*OPERATIONS, *TANGENTS), scalars=None, lanes=None
+):
+    """The least number of a row's partial sums is `lanes`, or that of the plan."""
+    operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"], scalars)
     for operation in operations:
-        lanes = accumulators(operation, x.shape, dtype, tier)
-        check(result[operation], operation, *operands[operation], accumulators=lanes)
+        sums = lanes or accumulators(operation, x.shape, dtype, tier)
+        check(result[operation], operation, *operands[operation], accumulators=sums)
 
 
 def operands_of(x, t, y, log_y, scalars=None):

@@ -9,7 +9,7 @@ import functools
 
 import jax
 import numpy as np
-from rows_of_losses import assert_within
+from oracle import assert_within
 
 import jaxkernels as jk
 from jaxkernels.verify.truth.bounded import PRECISION, Bounded, known

@@ -35,14 +35,19 @@ def largest_ratio(got, want, limit):
     return worst, text
 
 
-def check(got, operation, *operands, accumulators):
+def assert_within(got, want, limit, what=""):
+    """Asserts that every element lies within its bound."""
+    ratio, text = largest_ratio(got, want, limit)
+    assert ratio <= 1, f"{what} {text}"
+
+
+def check(got, operation, *operands, accumulators, **how):
     """Asserts that a result lies within its bound, and has its dtype and shape."""
     got = np.asarray(got)
-    want, limit = bounded(operation, *operands, accumulators=accumulators)
+    want, limit = bounded(operation, *operands, accumulators=accumulators, **how)
     assert got.dtype == operands[0].dtype, f"{operation}: {got.dtype}, not {operands[0].dtype}"
     assert got.shape == want.shape, f"{operation}: {got.shape}, not {want.shape}"
-    ratio, place = largest_ratio(got, want, limit)
-    assert ratio <= 1, f"{operation} {got.dtype} {got.shape} {place}"
+    assert_within(got, want, limit, f"{operation} {got.dtype} {got.shape}")
 
 
 def ulps(got, want, smallest_scale=0.0):

@@ -6,16 +6,15 @@ import cases
 import jax
 import numpy as np
 import oracle
+from oracle import assert_within
 
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import loss_measures
+from jaxkernels.verify import row_layout
 from jaxkernels.verify.truth.bounded import Bounded
 from jaxkernels.verify.truth.losses import MEASURES, Losses
 
-
-def assert_within(got, want, limit, what):
-    ratio, text = oracle.largest_ratio(got, want, limit)
-    assert ratio <= 1, f"{what} {text}"
+serves = functools.partial(cases.serves, operations=row_layout.LOSSES)
 
 
 def labels_of(rows, cols, seed=0):
@@ -33,12 +32,6 @@ def losses_of(x, label, dtype, tier=None, scales=None):
     options |= {"reduction": "none", "returns": []}
     alike, hidden = np.zeros((len(x), 1), bool), np.zeros(x.shape, bool)
     return Losses(x, hidden, label, options, 1, alike, min(lanes, 4), None, temperature)
-
-
-def serves(tier, shape, dtype):
-    """Whether a tier can run the kernels of losses on this shape."""
-    operations = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
-    return tier is None or all(cases.plan_or_none(shape, dtype, op, tier) for op in operations)
 
 
 @functools.partial(jax.jit, static_argnames="tier")

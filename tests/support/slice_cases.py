@@ -4,7 +4,6 @@ import math
 
 import cases
 import jax
-import numpy as np
 import oracle
 
 
@@ -27,18 +26,9 @@ def flat_arrays(dtype, shape, seed):
     )
 
 
-def lanes_of(x, cols):
+def lanes_of(cols):
     """The least number of a row's partial sums: a lane of staged rows has up to 16 elements; longer rows have 32 lanes."""
     return max(cols // 16, 1) if cols <= 512 else 32
-
-
-def check(result, x, t, scalars, dtype):
-    lanes = lanes_of(x, x.shape[-1])
-    operands = cases.operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"], scalars)
-    for operation in oracle.OPERATIONS:
-        got = np.asarray(result[operation])
-        assert got.dtype == oracle.storage(dtype)
-        oracle.check(got, operation, *operands[operation], accumulators=lanes)
 
 
 def check_at_every_offset(dtype, shape):
@@ -57,5 +47,6 @@ def check_at_every_offset(dtype, shape):
     with cases.x64(dtype):
         results = jax.device_get(program(flat_x, flat_t))
     for (x, t), result in zip(places, results, strict=True):
-        operands = cut(flat_x, x, shape), cut(flat_t, t, shape), cut(flat_t, t, per_row)
-        check(result, *operands, dtype)
+        about = {"scalars": cut(flat_t, t, per_row), "lanes": lanes_of(shape[-1])}
+        operands = cut(flat_x, x, shape), cut(flat_t, t, shape)
+        cases.check_results(*operands, result, dtype, operations=oracle.OPERATIONS, **about)
