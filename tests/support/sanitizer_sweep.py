@@ -44,7 +44,6 @@ def with_constants(function):
 def sweep_products():
     """All rungs: rows and columns that end within tiles, all transposes, C, a batch, splits of k."""
     shapes = ((1, 1, 1), (3, 130, 33), (129, 67, 40), (70, 72, 260), (64, 64, 2048))
-    count = 0
     for algorithm in gemm_cases.RUNGS:
         problems = []
         for (m, n, k), (trans_a, trans_b) in zip(
@@ -58,7 +57,6 @@ def sweep_products():
         b = gemm_cases.operand("normal", (1, 3, 36, 44))
         problems.append((a, b, None, {}))
         gemm_cases.check_all(problems, algorithm)
-        count += len(problems)
     # Repairs of values that pairs of float16 cannot hold: of elements, tiles, the whole product; also where k is split.
     problems = []
     repaired = [("spread_permutation", 300, n, n) for n in (200, 201, 202)]
@@ -71,20 +69,14 @@ def sweep_products():
     many = tensor_families.operands("spread_permutation", 1700, 1400, 1400)
     problems.append((*many, None, {}))  # FFMA recomputes all 154 tiles
     gemm_cases.check_all(problems, "tensor")
-    count += len(problems)
     # The tiles of the pipelined rung.
     problems = gemm_cases.edge_products([s[0] for s in gemm_cases.EDGES_OF_TILES.values()])
     gemm_cases.check_all(problems, "pipelined")
-    return count + len(problems)
 
 
 def sweep_thin():
-    count = 0
     for shapes in gemm_cases.EDGES_OF_THIN.values():
-        problems = gemm_cases.edge_products(shapes)
-        gemm_cases.check_all(problems, "thin")
-        count += len(problems)
-    return count
+        gemm_cases.check_all(gemm_cases.edge_products(shapes), "thin")
 
 
 def attention_scores(dtype):
@@ -110,57 +102,42 @@ def sweep_parts(dtype):
     row_parts_cases.check_all(pairs, dtype)
     some = [c for c in attention_scores(dtype) if not c.options][::3]
     row_parts_cases.check_attention(some, dtype)
-    return len(pairs) + len(some)
+
+
+SHAPES = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
 
 
 def sweep_rows(dtype, tiers):
     """With and without masks, biases and bands."""
-    count = 0
     for tier in tiers:
-        shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
-        shapes += ((1, 70003),)  # which threads of a CPU share
         pairs = [
             (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
-            for shape in shapes
+            for shape in (*SHAPES, (1, 70003))  # the last one is shared by threads of a CPU
             if cases.serves(tier, shape, dtype)
         ]
         cases.check_all(pairs, dtype, tier, oracle.OPERATIONS)
         # The gradient of a bias has a sum of XLA's own.
-        count += masked_cases.check_all(attention_scores(dtype), dtype, tier, wrt=("scores",))
-        count += len(pairs)
-    return count
+        masked_cases.check_all(attention_scores(dtype), dtype, tier, wrt=("scores",))
 
 
-def sweep_narrow(dtype):
+def sweep_narrow():
     """Weights of half the scores' width, of all tiers, aligned and not."""
-    if dtype != "float32":
-        return 0
-    lengths = (1, 7, 64, 197, 1030, 4096, 4099, 20001, 70001)
-    for cols in lengths:
+    for cols in (1, 7, 64, 197, 1030, 4096, 4099, 20001, 70001):
         narrow_cases.check(cols, "bfloat16", causal=cols % 2 == 0)
-    return len(lengths)
 
 
 def sweep_losses(dtype, tiers):
     """Rows, some without a label: the loss, loss and gradient at once, and the gradient from residuals."""
-    count = 0
     for tier in tiers:
-        shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
-        xs = [
-            cases.logits("normal", *shape, dtype)
-            for shape in shapes
-            if rows_of_losses.serves(tier, shape, dtype)
-        ]
+        served = [shape for shape in SHAPES if rows_of_losses.serves(tier, shape, dtype)]
+        xs = [cases.logits("normal", *shape, dtype) for shape in served]
         rows_of_losses.check_kernels(xs, dtype, tier)
         rows_of_losses.check_kernels(xs, dtype, tier, scales=2)
-        count += 2 * len(xs)
-    return count
 
 
 def sweep_attention():
     """Our flash kernels: depths of every layout, and lengths that end within tiles."""
     name, shapes = flash_cases.kernels(), ((130, 200, 2, 64), (40, 130, 1, 17), (129, 129, 1, 128))
-    count = 0
     for t, keys, heads, depth in shapes if name else ():
         sizes = attention_cases.Sizes(1, t, keys, heads, 1, depth)
         operands, dy = attention_cases.operands(sizes), attention_cases.operands(sizes, seed=1)[0]
@@ -168,16 +145,12 @@ def sweep_attention():
         for options in (sets["plain"], sets["everything"]):
             results = flash_cases.pulled(*operands, dy, implementation=name, **options)
             flash_cases.check_pulled(results, operands, dy, str(sizes), **options)
-            count += 1
-    return count
 
 
 def sweep_slices(dtype):
     """Operands that begin anywhere within 16 bytes: rows that are staged, gathered, and in parts."""
-    shapes = ((35, 3), (35, 8), (33, 64), (5, 1024), (2, 20001))
-    for shape in shapes:
+    for shape in ((35, 3), (35, 8), (33, 64), (5, 1024), (2, 20001)):
         slice_cases.check_at_every_offset(dtype, shape)
-    return len(shapes)
 
 
 # A process may run a selection of these parts; each takes a tool minutes.
@@ -197,18 +170,21 @@ def main(backend, dtypes, parts, as_arguments):
         gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
         rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
-    on_gpu = backend == "gpu"
-    count = sweep_products() if on_gpu and "products" in parts else 0
-    count += sweep_thin() if on_gpu and "thin" in parts else 0
-    count += sweep_attention() if on_gpu and "attention" in parts else 0
-    tiers = validate.TIERS if on_gpu else (None,)  # a CPU has no tiers
+    of_gpus = {"products": sweep_products, "thin": sweep_thin, "attention": sweep_attention}
+    for part, sweep in of_gpus.items():
+        if backend == "gpu" and part in parts:
+            sweep()
+    tiers = validate.TIERS if backend == "gpu" else (None,)  # a CPU has no tiers
     for dtype in dtypes:
         if "rows" in parts:
-            count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
-            count += sweep_narrow(dtype)
+            sweep_parts(dtype)
+            sweep_slices(dtype)
+            sweep_rows(dtype, tiers)
+            if dtype == "float32":
+                sweep_narrow()
         if "losses" in parts:
-            count += sweep_losses(dtype, tiers)
-    print(f"{count} shapes right")
+            sweep_losses(dtype, tiers)
+    print("all shapes right")
 
 
 if __name__ == "__main__":
