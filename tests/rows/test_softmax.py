@@ -18,14 +18,19 @@ from jaxkernels._rows.softmax import log_softmax_fwd, log_softmax_grad
 FORWARD = ("softmax_fwd", "log_softmax_fwd")
 
 
-@pytest.mark.parametrize("sign", [1, -1])
+@cases.tiers
 @cases.dtypes
-def test_largest_finite_values(dtype, sign):
-    """The difference of opposite extremes overflows to -inf, not to NaN."""
-    x = np.zeros((2, 40), oracle.storage(dtype))
-    x[0, ::3], x[0, 1::3] = jnp.finfo(dtype).max, jnp.finfo(dtype).min
-    x[1] = sign * float(jnp.finfo(dtype).max)
-    cases.check_all([(x, cases.cotangents(2, 40, dtype))], dtype, operations=FORWARD)
+def test_largest_finite_values(dtype, tier):
+    """The difference of opposite extremes overflows to -inf, not to NaN; sums of the largest may overflow, by log(cols)."""
+    most, pairs = float(jnp.finfo(dtype).max), []
+    for cols in (1, 2, 7, 40, 64, 257, 1030, cases.LONG):
+        x = np.zeros((4, cols), oracle.storage(dtype))
+        x[0, ::3], x[0, 1::3] = most, -most
+        x[1], x[2], x[3, 0] = most, -most, most
+        if cases.serves(tier, x.shape, dtype):
+            pairs.append((x, cases.cotangents(*x.shape, dtype)))
+    operations = (*FORWARD, "logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp")
+    cases.check_all(pairs, dtype, tier, operations)
 
 
 @cases.dtypes
