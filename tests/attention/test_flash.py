@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from attention_cases import Truth, check
 from flash_cases import SIZES
+from flash_cases import value_and_cotangents as pulled
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from oracle import storage
@@ -33,12 +34,6 @@ CAUSAL = functools.partial(jk.dot_product_attention, is_causal=True)
 @pytest.fixture(autouse=True)
 def _flash(monkeypatch):
     flash_cases.take_flash(monkeypatch)
-
-
-def pulled(q, k, v, dy, **options):
-    """The result, and the cotangents of q, k and v."""
-    y, pull = jax.vjp(lambda q, k, v: jk.dot_product_attention(q, k, v, **options), q, k, v)
-    return y, *pull(dy)
 
 
 def held(got, operands, dy, dtype, what, **options):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flash_cases import value_and_cotangents as pulled
 from hlo import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,12 +26,6 @@ HEADS = P(None, None, ("a", "b"))
 @pytest.fixture(autouse=True)
 def _flash(monkeypatch, on_a_cpu):
     flash_cases.take_flash(monkeypatch, on_a_cpu=True)
-
-
-def pulled(q, k, v, dy, others, **static):
-    attention = functools.partial(jk.dot_product_attention, **others, **static)
-    y, pull = jax.vjp(attention, q, k, v)
-    return y, *pull(dy)
 
 
 def operands(sizes):
@@ -67,7 +62,7 @@ def local_shapes(monkeypatch):
 def test_batch_and_heads(mesh, local_shapes):
     """Under either kind of axes."""
     arrays = operands(EQUAL)
-    run = jax.jit(functools.partial(pulled, others={}, is_causal=True))
+    run = jax.jit(functools.partial(pulled, is_causal=True))
     want = run(*arrays)
     with jax.set_mesh(mesh):
         shards = placed(mesh, arrays, ROWS)
@@ -122,13 +117,13 @@ def test_partitions(arguments, sizes, cpu_devices, local_shapes):
             "key_value_seq_lengths": jnp.full(sizes.B, sizes.S - 3, jnp.int32),
         }
     run = jax.jit(functools.partial(pulled, **arguments))
-    want = run(*arrays, others)
+    want = run(*arrays, **others)
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     for name, (of_queries, of_keys, (batch, heads, key_heads)) in SPECS.items():
         if sizes is SHARED and "b" in (*of_keys, ""):
             continue
         q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
-        got = run(q, k, v, dy, others)
+        got = run(q, k, v, dy, **others)
         assert_near(got, want, name)
         assert of_queries == P() or got[0].sharding.is_equivalent_to(q.sharding, 4), name
         assert local_shapes[-1][0] == (batch, 16, heads, 8), name
@@ -146,7 +141,7 @@ def test_more_devices_than_key_heads(cpu_devices):
     )
     forward = jax.jit(jk.dot_product_attention).lower(q, k, v, bias)
     assert not collectives(forward.compile().as_text())
-    both = jax.jit(pulled).lower(q, k, v, dy, {"bias": bias})
+    both = jax.jit(pulled).lower(q, k, v, dy, bias=bias)
     assert set(collectives(both.compile().as_text())) == {"all-reduce"}
 
 
@@ -256,7 +251,7 @@ def test_shard_map(check_vma, cpu_devices):
 
 def test_vmap_over_a_sharded_axis(mesh):
     arrays = [np.stack([x] * 4) for x in operands(EQUAL)]
-    run = jax.jit(jax.vmap(functools.partial(pulled, others={}, is_causal=True)))
+    run = jax.jit(jax.vmap(functools.partial(pulled, is_causal=True)))
     want = run(*arrays)
     with jax.set_mesh(mesh):
         got = run(*placed(mesh, arrays, P("a")))

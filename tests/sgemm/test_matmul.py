@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from public_functions import alike
 
 import jaxkernels as jk
 from jaxkernels._sgemm import primitive
@@ -161,14 +162,8 @@ def test_layouts_of_a_plain_product_are_not_transposed(numbers, shapes):
 
 # Ours and JAX's, of two matrices.
 FUNCTIONS = {
-    "einsum": (
-        functools.partial(jk.einsum, "ij,jk->ik"),
-        functools.partial(jnp.einsum, "ij,jk->ik"),
-    ),
-    "tensordot": (
-        functools.partial(jk.tensordot, axes=1),
-        functools.partial(jnp.tensordot, axes=1),
-    ),
+    "einsum": alike("einsum", jnp, "ij,jk->ik"),
+    "tensordot": alike("tensordot", jnp, axes=1),
     "matmul": (functools.partial(jk.matmul, other_dtypes="xla"), jnp.matmul),
     "dot_general": tuple(
         functools.partial(f, dimension_numbers=(((1,), (0,)), ((), ())))

@@ -141,6 +141,12 @@ def pulled(q, k, v, dy, attention=jk.dot_product_attention, **options):
     return y, sums, pull(dy)
 
 
+def value_and_cotangents(q, k, v, dy, **options):
+    """The result, and the cotangents of q, k and v."""
+    y, pull = jax.vjp(functools.partial(jk.dot_product_attention, **options), q, k, v)
+    return y, *pull(dy)
+
+
 def within_lengths(batch, t, options):
     """Which rows (B, 1, T) are within the lengths of the queries."""
     lengths = options.get("query_seq_lengths", np.full(batch, t))

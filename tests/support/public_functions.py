@@ -113,6 +113,11 @@ class Function:
         return call, [operands[i] for i in self.moving]
 
 
+def alike(name, library, *first, **options):
+    """A function of ours and that of another library, with the same arguments."""
+    return [functools.partial(getattr(of, name), *first, **options) for of in (jk, library)]
+
+
 def masked(scores, mask, bias, **options):
     return jk.scaled_masked_softmax(scores, mask, bias, scale=0.6, causal=True, **options)
 
@@ -223,27 +228,15 @@ ROWS = {"operands": ("normal brc",)}
 
 FUNCTIONS = {
     "softmax": Function(jk.softmax, jax.nn.softmax, **ROWS),
-    "softmax-axes": Function(
-        functools.partial(jk.softmax, axis=(0, 2)),
-        functools.partial(jax.nn.softmax, axis=(0, 2)),
-        **ROWS,
-    ),
+    "softmax-axes": Function(*alike("softmax", jax.nn, axis=(0, 2)), **ROWS),
     "softmax-where": Function(
         lambda x, seen, **o: jk.softmax(x, where=seen, **o),
         lambda x, seen: jax.nn.softmax(x, where=seen),
         ("normal brc", "seen 1rc"),
     ),
     "log_softmax": Function(jk.log_softmax, jax.nn.log_softmax, **ROWS),
-    "log_softmax-axis": Function(
-        functools.partial(jk.log_softmax, axis=1),
-        functools.partial(jax.nn.log_softmax, axis=1),
-        **ROWS,
-    ),
-    "logsumexp": Function(
-        functools.partial(jk.logsumexp, axis=-1),
-        functools.partial(jax.nn.logsumexp, axis=-1),
-        **ROWS,
-    ),
+    "log_softmax-axis": Function(*alike("log_softmax", jax.nn, axis=1), **ROWS),
+    "logsumexp": Function(*alike("logsumexp", jax.nn, axis=-1), **ROWS),
     "logsumexp-factors": Function(
         lambda x, b, **o: jk.logsumexp(x, -1, b, return_sign=True, **o)[0],
         lambda x, b: jax.nn.logsumexp(x, -1, b, return_sign=True)[0],
@@ -388,23 +381,14 @@ FUNCTIONS = {
     "matmul": Function(jk.matmul, jnp.matmul, ("normal md", "normal dn"), **PRODUCT),
     "matmul-batched": Function(jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT),
     "dot_general": Function(
-        functools.partial(jk.dot_general, dimension_numbers=NUMBERS),
-        lambda a, b: jax.lax.dot_general(a, b, NUMBERS),
+        *alike("dot_general", jax.lax, dimension_numbers=NUMBERS),
         ("normal dn", "normal md"),
         **PRODUCT,
     ),
     "einsum": Function(
-        functools.partial(jk.einsum, "bmd,dn->bnm"),
-        functools.partial(jnp.einsum, "bmd,dn->bnm"),
-        ("normal bmd", "normal dn"),
-        **PRODUCT,
+        *alike("einsum", jnp, "bmd,dn->bnm"), ("normal bmd", "normal dn"), **PRODUCT
     ),
-    "tensordot": Function(
-        functools.partial(jk.tensordot, axes=1),
-        functools.partial(jnp.tensordot, axes=1),
-        ("normal bmd", "normal dn"),
-        **PRODUCT,
-    ),
+    "tensordot": Function(*alike("tensordot", jnp, axes=1), ("normal bmd", "normal dn"), **PRODUCT),
     "sgemm": Function(
         sgemm,
         lambda a, b, c, factor: factor * (jnp.matmul(a, b) + c),
@@ -418,8 +402,7 @@ FUNCTIONS = {
         **PRODUCT,
     ),
     "attention": Function(
-        functools.partial(jk.dot_product_attention, is_causal=True),
-        functools.partial(jax.nn.dot_product_attention, is_causal=True),
+        *alike("dot_product_attention", jax.nn, is_causal=True),
         ("normal bqhd", "normal bkhd", "normal bkhd", "normal 1hqk"),
         tolerance=1e-5,
         closed="hd",
