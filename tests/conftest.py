@@ -95,6 +95,12 @@ def mesh(request, cpu_devices):
 
 
 @pytest.fixture
+def grid(cpu_devices):
+    """The same, whose shardings XLA chooses."""
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+
+
+@pytest.fixture
 def exact_products():
     """XLA's products at the highest precision, so that results differ from them only by roundings."""
     with jax.default_matmul_precision("highest"):

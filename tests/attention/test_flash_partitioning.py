@@ -105,7 +105,7 @@ SPECS = {
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
-def test_partitions(arguments, sizes, cpu_devices, local_shapes):
+def test_partitions(arguments, sizes, grid, local_shapes):
     """Every mesh axis of queries or keys shards batch or heads, within the call."""
     arrays, others = operands(sizes), {}
     if not arguments:
@@ -118,11 +118,10 @@ def test_partitions(arguments, sizes, cpu_devices, local_shapes):
         }
     run = jax.jit(functools.partial(pulled, **arguments))
     want = run(*arrays, **others)
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     for name, (of_queries, of_keys, (batch, heads, key_heads)) in SPECS.items():
         if sizes is SHARED and "b" in (*of_keys, ""):
             continue
-        q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
+        q, k, v, dy = placed(grid, arrays, of_queries, of_keys, of_keys, of_queries)
         got = run(q, k, v, dy, **others)
         assert_near(got, want, name)
         assert of_queries == P() or got[0].sharding.is_equivalent_to(q.sharding, 4), name
@@ -155,7 +154,7 @@ OF_FLOAT32 = {
 }
 
 
-def check_float32(sizes, of_queries, of_keys, cpu_devices):
+def check_float32(sizes, of_queries, of_keys, grid):
     """Under a window, with the gradient of a bias that the batch shares.
 
     Returns the kinds of collectives, forward and with gradients.
@@ -178,8 +177,7 @@ def check_float32(sizes, of_queries, of_keys, cpu_devices):
         return y, jnp.exp(sums), *pull(dy)
 
     want = jax.jit(both)(*arrays, bias)
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
-    q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
+    q, k, v, dy = placed(grid, arrays, of_queries, of_keys, of_keys, of_queries)
     alone = jax.jit(functools.partial(jk.dot_product_attention, **others)).lower(q, k, v, bias)
     alone = alone.compile()
     assert_near([alone(q, k, v, bias)], want[:1], tolerance=2.0**-19)
@@ -191,11 +189,11 @@ def check_float32(sizes, of_queries, of_keys, cpu_devices):
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", OF_FLOAT32)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
-def test_float32(name, sizes, cpu_devices):
+def test_float32(name, sizes, grid):
     of_queries, of_keys, is_local = OF_FLOAT32[name]
     if sizes is SHARED and "b" in (*of_keys[2:], ""):
         of_keys = P(*of_keys[:2])
-    forward, both = check_float32(sizes, of_queries, of_keys, cpu_devices)
+    forward, both = check_float32(sizes, of_queries, of_keys, grid)
     if is_local:
         assert not forward
         assert both <= {"all-reduce"}
@@ -210,7 +208,7 @@ OF_KEYS = {
 
 
 @pytest.mark.parametrize("name", OF_KEYS)
-def test_float32_keys(name, cpu_devices, monkeypatch):
+def test_float32_keys(name, grid, monkeypatch):
     """Devices merge the results of their keys, or share the queries; also under x64 and strict promotion."""
     (sizes, t, s), shapes, kernel = OF_KEYS[name], [], tensor_cores.forward
 
@@ -221,7 +219,7 @@ def test_float32_keys(name, cpu_devices, monkeypatch):
     monkeypatch.setattr(tensor_cores, "forward", recorded)
     of_queries = P(None, "b") if name == "queries too" else P()
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
-        forward, _ = check_float32(sizes, of_queries, P(None, "a"), cpu_devices)
+        forward, _ = check_float32(sizes, of_queries, P(None, "a"), grid)
     assert shapes[-1] == (t, s)
     if s < sizes.S:
         assert forward <= {"all-reduce"}

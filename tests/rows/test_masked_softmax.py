@@ -31,14 +31,6 @@ BANDS = (
 )
 
 
-def operand_shapes(B, H, q, k):
-    """Shapes that broadcast against (B, H, q, k)."""
-    return (
-        (), (1, 1, 1, 1), (k,), (q, k), (q, 1), (B, 1, 1, k), (B, 1, q, k), (1, H, q, k),
-        (1, H, 1, k), (B, H, 1, 1), (B, H, q, k),
-    )  # fmt: skip
-
-
 @pytest.mark.smoke
 @cases.tiers
 @cases.dtypes
@@ -75,7 +67,11 @@ def test_broadcast_operands(dtype, tier):
     """Masks and biases of every shape, next to one another, on short and on longer rows."""
     some = []
     for full in ((2, 3, 5, 7), (2, 3, 3, 40), (3, 2, 2, 129)):
-        shapes = operand_shapes(*full)
+        B, H, q, k = full
+        shapes = (
+            (), (1, 1, 1, 1), (k,), (q, k), (q, 1), (B, 1, 1, k), (B, 1, q, k), (1, H, q, k),
+            (1, H, 1, k), (B, H, 1, 1), full,
+        )  # fmt: skip
         for i, mask in enumerate(shapes):
             bias = shapes[(3 * i + full[-1]) % len(shapes)] or None  # no bias is one number
             some.append(case(full, dtype, mask=mask, seed=i))

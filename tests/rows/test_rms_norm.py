@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
@@ -106,11 +106,9 @@ def test_the_gradient_of_a_scale_is_one_sum_over_devices(mesh, on_a_cpu):
 
 
 @pytest.mark.parametrize("kind", ["export", "shard_map"])
-def test_programs_that_python_cannot_split_gather_nothing(kind, cpu_devices, on_a_cpu):
+def test_programs_that_python_cannot_split_gather_nothing(kind, grid, on_a_cpu):
     """XLA splits plain JAX there; it would gather the operands of a kernel with a column."""
-    types = (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=types, devices=cpu_devices)
-    shardings = [NamedSharding(mesh, P("a")), NamedSharding(mesh, P())]
+    shardings = [NamedSharding(grid, P("a")), NamedSharding(grid, P())]
     given = jax.device_put([np.ones((8, 4, 24), np.float32), np.ones(24, np.float32)], shardings)
     norm = jk.rms_norm
     if kind == "export":
@@ -119,6 +117,6 @@ def test_programs_that_python_cannot_split_gather_nothing(kind, cpu_devices, on_
         norm = export(*given).call
     else:
         specs = {"in_specs": (P(None, "b"), P()), "out_specs": P(None, "b")}
-        norm = jax.shard_map(norm, mesh=mesh, axis_names={"b"}, **specs)
+        norm = jax.shard_map(norm, mesh=grid, axis_names={"b"}, **specs)
     text = jax.jit(norm).lower(*given).compile().as_text()
     assert not hlo.collectives(text), text

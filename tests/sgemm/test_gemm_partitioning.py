@@ -34,20 +34,15 @@ pytestmark = pytest.mark.usefixtures("on_a_cpu")
 forms = pytest.mark.parametrize("form", ["primitive", "partitioned"])
 
 
-@pytest.fixture
-def mesh(cpu_devices):
-    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
-
-
 @pytest.mark.half_on_a_cpu
 @forms
 @pytest.mark.parametrize("name", SHARDINGS)
 @pytest.mark.parametrize(("trans_a", "trans_b"), cases.TRANSPOSES)
-def test_what_a_sharding_costs(form, name, trans_a, trans_b, mesh):
+def test_what_a_sharding_costs(form, name, trans_a, trans_b, grid):
     spec_a, spec_b, expected = SHARDINGS[name]
     options = Options(trans_a=trans_a, trans_b=trans_b, alpha=-0.5)
-    a = split(mesh, cases.stored(A, trans_a), *(spec_a[::-1] if trans_a else spec_a))
-    b = split(mesh, cases.stored(B, trans_b), *(spec_b[::-1] if trans_b else spec_b))
+    a = split(grid, cases.stored(A, trans_a), *(spec_a[::-1] if trans_a else spec_a))
+    b = split(grid, cases.stored(B, trans_b), *(spec_b[::-1] if trans_b else spec_b))
     found, got = collectives_of(products(options)[form], a, b)
     if form == "primitive" and name == "contraction-of-one":
         assert set(found) <= {"all-reduce", "all-gather"}  # XLA's own choice
@@ -58,10 +53,10 @@ def test_what_a_sharding_costs(form, name, trans_a, trans_b, mesh):
 
 @forms
 @pytest.mark.parametrize("name", ["rows", "contraction", "contraction-and-rows"])
-def test_c_is_added_once(form, name, mesh):
+def test_c_is_added_once(form, name, grid):
     spec_a, spec_b, expected = SHARDINGS[name]
-    a, b = split(mesh, A, *spec_a), split(mesh, B, *spec_b)
-    c = split(mesh, C, spec_a[0], spec_b[1])
+    a, b = split(grid, A, *spec_a), split(grid, B, *spec_b)
+    c = split(grid, C, spec_a[0], spec_b[1])
     options = Options(alpha=2.0, beta=-3.0)
     found, got = collectives_of(products(options)[form], a, b, c)
     assert found == expected
@@ -71,31 +66,31 @@ def test_c_is_added_once(form, name, mesh):
 @pytest.mark.parametrize(
     ("k", "out", "expected"),
     [
-        ("x", P("x", None), "reduce-scatter"),
-        ("x", P(None, "x"), "reduce-scatter"),
-        ("x", P("x", "y"), "reduce-scatter"),
-        ("x", P("y", None), "all-reduce"),
-        ("x", P(), "all-reduce"),
-        (("y", "x"), P(("x", "y"), None), "reduce-scatter"),
+        ("a", P("a", None), "reduce-scatter"),
+        ("a", P(None, "a"), "reduce-scatter"),
+        ("a", P("a", "b"), "reduce-scatter"),
+        ("a", P("b", None), "all-reduce"),
+        ("a", P(), "all-reduce"),
+        (("b", "a"), P(("a", "b"), None), "reduce-scatter"),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("beta", [0.0, -3.0])
-def test_sums_are_scattered_where_the_result_is_split(k, out, expected, beta, mesh):
+def test_sums_are_scattered_where_the_result_is_split(k, out, expected, beta, grid):
     """One reduce-scatter, where rows or columns are to be split over the devices of the contraction; c as the result."""
-    a, b, c = split(mesh, A, None, k), split(mesh, B, k, None), split(mesh, C, *out)
+    a, b, c = split(grid, A, None, k), split(grid, B, k, None), split(grid, C, *out)
     options = Options(alpha=2.0, beta=beta)
     operands = (a, b, c) if beta else (a, b)
     function = functools.partial(wrapped, options)
-    program = jax.jit(function, out_shardings=NamedSharding(mesh, out))
+    program = jax.jit(function, out_shardings=NamedSharding(grid, out))
     compiled = program.lower(*operands).compile()
     assert collectives(compiled.as_text()) == [expected]
     cases.check(compiled(*operands), A, B, C if beta else None, alpha=2.0, beta=beta)
 
 
 @pytest.mark.parametrize("form", ["public", "as on cuda"])
-@pytest.mark.parametrize("spec", [("x", "y"), (None, "x"), ("y", "x")], ids=str)
-def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
+@pytest.mark.parametrize("spec", [("a", "b"), (None, "a"), ("b", "a")], ids=str)
+def test_rows_of_several_dimensions(form, spec, grid, monkeypatch):
     """Batch and sequence are both rows, and either may be sharded: no operand is gathered."""
     if form == "as on cuda":
         monkeypatch.setattr(primitive, "sgemm_p", product_p)
@@ -106,7 +101,7 @@ def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
         y, pull = jax.vjp(lambda a: jk.matmul(a, b), a)
         return y, pull(t)[0]
 
-    operands = split(mesh, a, *spec), split(mesh, B), split(mesh, t, *spec)
+    operands = split(grid, a, *spec), split(grid, B), split(grid, t, *spec)
     if form == "public":
         found, got = collectives_of(program, *operands)
         cases.check(got[1], t, B.T)
@@ -131,13 +126,13 @@ def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
     cases.check(got, np.asarray(a), np.asarray(b))
 
 
-def test_sums_that_do_not_divide_are_not_scattered(mesh):
+def test_sums_that_do_not_divide_are_not_scattered(grid):
     """A reduce-scatter does not pad: 13 rows over 4 devices are summed everywhere and cut."""
-    a, b = split(mesh, A[:13], None, "x"), split(mesh, B, "x", None)
+    a, b = split(grid, A[:13], None, "a"), split(grid, B, "a", None)
 
     def program(a, b):
         product = wrapped(Options(), a, b)
-        return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, P("x", None)))
+        return jax.lax.with_sharding_constraint(product, NamedSharding(grid, P("a", None)))
 
     found, got = collectives_of(program, a, b)
     assert "reduce-scatter" not in found
@@ -146,41 +141,41 @@ def test_sums_that_do_not_divide_are_not_scattered(mesh):
 
 @forms
 @pytest.mark.parametrize("shared", [False, True], ids=("batched", "shared-b"))
-def test_sharded_batch_runs_without_collectives(form, shared, mesh):
+def test_sharded_batch_runs_without_collectives(form, shared, grid):
     a = cases.operand("normal", (8, 5, 6))
     b = cases.operand("normal", (1 if shared else 8, 6, 7), seed=1)
-    spec_b = (None,) if shared else ("x",)
+    spec_b = (None,) if shared else ("a",)
     found, got = collectives_of(
-        products(Options())[form], split(mesh, a, "x"), split(mesh, b, *spec_b)
+        products(Options())[form], split(grid, a, "a"), split(grid, b, *spec_b)
     )
     assert found == []
     cases.check(got, a, b)
 
 
 @forms
-def test_axes_in_conflict_are_right(form, mesh):
+def test_axes_in_conflict_are_right(form, grid):
     """One mesh axis cannot split rows and columns at once: something is gathered, nothing is wrong."""
-    for spec_a, spec_b in ((("x", None), (None, "x")), (("x", None), ("x", None))):
+    for spec_a, spec_b in ((("a", None), (None, "a")), (("a", None), ("a", None))):
         _, got = collectives_of(
-            products(Options())[form], split(mesh, A, *spec_a), split(mesh, B, *spec_b)
+            products(Options())[form], split(grid, A, *spec_a), split(grid, B, *spec_b)
         )
         cases.check(got, A, B)
 
 
 UNEVEN = [
-    *((A[:, :k], B[:k], P(None, "x"), P("x", None)) for k in (2, 22, 23)),
-    (A[:13], B[:, :31], P("x", None), P(None, "y")),
+    *((A[:, :k], B[:k], P(None, "a"), P("a", None)) for k in (2, 22, 23)),
+    (A[:13], B[:, :31], P("a", None), P(None, "b")),
 ]
 
 
 @pytest.mark.parametrize(("a", "b", "of_a", "of_b"), UNEVEN)
-def test_uneven_parts_are_right(a, b, of_a, of_b, mesh):
+def test_uneven_parts_are_right(a, b, of_a, of_b, grid):
     """XLA pads uneven parts with anything, which may not come into a sum."""
 
     @jax.jit
     def product(a, b):
-        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, of_a))
-        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, of_b))
+        a = jax.lax.with_sharding_constraint(a, NamedSharding(grid, of_a))
+        b = jax.lax.with_sharding_constraint(b, NamedSharding(grid, of_b))
         return wrapped(Options(), a, b)
 
     cases.check(product(a, b), a, b)
@@ -196,9 +191,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_with_sharded_rows(name, mesh):
+def test_programs_with_sharded_rows(name, grid):
     """Data parallelism: the gradient of the shared operand is the only sum over devices."""
-    a, b = split(mesh, A, "x"), split(mesh, B)
+    a, b = split(grid, A, "a"), split(grid, B)
     found, got = collectives_of(PROGRAMS[name], a, b)
     assert found == (["all-reduce"] if name == "gradient" else [])
     want = PROGRAMS[name](jnp.asarray(A), jnp.asarray(B))
@@ -208,7 +203,7 @@ def test_programs_with_sharded_rows(name, mesh):
 @pytest.fixture
 def explicit_mesh(cpu_devices):
     return jax.make_mesh(
-        (4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
+        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
     )
 
 
@@ -219,7 +214,7 @@ def assert_same(got, want):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("specs", [(("x", None), (None, None)), (("x", None), (None, "y"))])
+@pytest.mark.parametrize("specs", [(("a", None), (None, None)), (("a", None), (None, "b"))])
 @pytest.mark.parametrize("is_set", [True, False])
 def test_types_of_results_and_gradients(specs, is_set, explicit_mesh):
     """The gradient of the weights contracts over the sharded rows; it is sharded like the weights.
@@ -243,21 +238,21 @@ def test_types_of_results_and_gradients(specs, is_set, explicit_mesh):
 
 def test_constants_beside_scores_on_explicit_axes(explicit_mesh):
     """The mask and the bias are not on the mesh."""
-    scores = split(explicit_mesh, np.ones((4, 2, 6, 8), np.float32), "x", "y", None, None)
+    scores = split(explicit_mesh, np.ones((4, 2, 6, 8), np.float32), "a", "b", None, None)
     mask, bias = jnp.arange(8) < jnp.full((4, 2, 6, 1), 4), jnp.ones((2, 1, 8))
     y = jax.jit(lambda s: jk.scaled_masked_softmax(s, mask, bias=bias))(scores)
-    assert jax.typeof(y).sharding.spec == P("x", "y", None, None)
+    assert jax.typeof(y).sharding.spec == P("a", "b", None, None)
     np.testing.assert_allclose(y, jnp.where(mask, 0.25, 0.0), rtol=1e-6)
 
 
 def test_batched_contraction_takes_out_sharding(explicit_mesh):
     """As jnp.matmul does; a kernel cannot, and says so."""
-    a = split(explicit_mesh, np.ones((2, 6, 8), np.float32), None, None, "x")
-    b = split(explicit_mesh, np.ones((2, 8, 4), np.float32), None, "x", None)
-    out = jax.jit(functools.partial(jk.matmul, out_sharding=P(None, "y", None)))
+    a = split(explicit_mesh, np.ones((2, 6, 8), np.float32), None, None, "a")
+    b = split(explicit_mesh, np.ones((2, 8, 4), np.float32), None, "a", None)
+    out = jax.jit(functools.partial(jk.matmul, out_sharding=P(None, "b", None)))
     with jax.set_mesh(explicit_mesh):
         product = out(a, b)
-        assert jax.typeof(product).sharding.spec == P(None, "y", None)
+        assert jax.typeof(product).sharding.spec == P(None, "b", None)
         np.testing.assert_allclose(product, np.full((2, 6, 4), 8.0))
         with pytest.raises(NotImplementedError, match=r"only XLA's product supports"):
             jk.matmul(a, b, out_sharding=P(), implementation="ffi")
@@ -266,9 +261,9 @@ def test_batched_contraction_takes_out_sharding(explicit_mesh):
 def test_explicit_contraction_is_ambiguous(explicit_mesh):
     """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
     with jax.set_mesh(explicit_mesh):
-        a, b = split(explicit_mesh, A, None, "x"), split(explicit_mesh, B, "x", None)
+        a, b = split(explicit_mesh, A, None, "a"), split(explicit_mesh, B, "a", None)
         with pytest.raises(Exception, match=r"(?i)ambiguous.*out_sharding"):
             jax.jit(jk.matmul)(a, b)
-        out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
-        assert jax.typeof(out).sharding.spec == P("y", None)
+        out = jax.jit(functools.partial(jk.matmul, out_sharding=P("b", None)))(a, b)
+        assert jax.typeof(out).sharding.spec == P("b", None)
         cases.check(out, A, B)

@@ -53,11 +53,11 @@ def products(options):
 
 # Operands' shardings, and the collectives that they cost.
 SHARDINGS = {
-    "rows": (("x", None), (None, None), []),
-    "columns": ((None, None), (None, "y"), []),
-    "rows-and-columns": (("x", None), (None, "y"), []),
-    "rows-over-all": ((("x", "y"), None), (None, None), []),
-    "contraction": ((None, "x"), ("x", None), ["all-reduce"]),
-    "contraction-and-rows": (("y", "x"), ("x", None), ["all-reduce"]),
-    "contraction-of-one": ((None, "x"), (None, None), ["all-reduce"]),
+    "rows": (("a", None), (None, None), []),
+    "columns": ((None, None), (None, "b"), []),
+    "rows-and-columns": (("a", None), (None, "b"), []),
+    "rows-over-all": ((("a", "b"), None), (None, None), []),
+    "contraction": ((None, "a"), ("a", None), ["all-reduce"]),
+    "contraction-and-rows": (("b", "a"), ("a", None), ["all-reduce"]),
+    "contraction-of-one": ((None, "a"), (None, None), ["all-reduce"]),
 }

@@ -179,6 +179,12 @@ def plain_divergence(x, target, weights=1.0, temperature=1.0, seen=True):
     return weights * jnp.sum(terms, -1)
 
 
+def plain_mean_divergence(x, target, weights, seen):
+    """The mean over weighted rows, whose classes lie along the first axis."""
+    x, target, seen = (jnp.moveaxis(z, 0, -1) for z in (x, target, seen))
+    return jnp.sum(plain_divergence(x, target, weights, seen=seen)) / jnp.sum(weights)
+
+
 def linear(x, w, label, bias, **options):
     options |= {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
     return jk.linear_cross_entropy(x, w, label, **options)
@@ -331,16 +337,7 @@ FUNCTIONS = {
         lambda x, target, w, seen, **o: jk.softmax_kl_divergence(
             x, target, axis=0, where=seen, weights=w, reduction="mean", **o
         ),
-        lambda x, target, w, seen: (
-            jnp.sum(
-                plain_divergence(
-                    *(jnp.moveaxis(z, 0, -1) for z in (x, target)),
-                    w,
-                    seen=jnp.moveaxis(seen, 0, -1),
-                )
-            )
-            / jnp.sum(w)
-        ),
+        plain_mean_divergence,
         ("normal cbr", "normal cbr", "positive br", "seen cb1"),
         **LOSS,
     ),

@@ -169,3 +169,12 @@ TRANSFORMS = {
 def orders(f, *xs):
     """A value, and derivatives of the first and of the second order."""
     return call(f, *xs), gradient(f)(*xs), along(f, *xs)[1], along(gradient(f), *xs)[1]
+
+
+def assert_same(got, want, tolerance):
+    """Equal structure, shapes and dtypes, and values within a few roundings of the largest one."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (jnp.shape(a), jnp.result_type(a)) == (jnp.shape(b), jnp.result_type(b))
+        scale = max(1.0, float(np.max(np.abs(b), initial=0)))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)

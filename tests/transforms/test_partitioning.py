@@ -245,9 +245,8 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_sizes_that_do_not_divide(name, cpu_devices):
+def test_sizes_that_do_not_divide(name, grid):
     """Padding takes part in no sum: such columns are gathered, and rows are padded."""
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     function = FUNCTIONS[name]
     moving, xs = function.of_moving(
         function.ours, function.draw(**{d: n - 3 for d, n in SIZES.items()})
@@ -256,14 +255,14 @@ def test_sizes_that_do_not_divide(name, cpu_devices):
 
     def program(xs, layout):
         if layout is not None:
-            specs = [NamedSharding(mesh, P(*map(layout.get, of))) for of in dims]
+            specs = [NamedSharding(grid, P(*map(layout.get, of))) for of in dims]
             xs = jax.lax.with_sharding_constraint(xs, specs)
         return pulled(moving, *xs)
 
     want, *found = jax.jit(lambda xs: [program(xs, of) for of in (None, *UNEVEN[name])])(xs)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     for got in found:
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        jax.tree.map(close, got, want)
 
 
 @contextlib.contextmanager
@@ -292,15 +291,14 @@ if not ON_GPU:  # every other function has its rows over both axes
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_older_partitioner(name, cpu_devices):
+def test_the_older_partitioner(name, grid):
     """GSPMD gives the same; it splits the rows of one operand."""
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     function = FUNCTIONS[name]
     call, gradient, _, _ = programs_of(function)
     program = lambda xs: [call(*xs[0]), gradient(*xs[1])]  # noqa: E731
-    want = jax.jit(program)(draw(name, {}, mesh)[0])
+    want = jax.jit(program)(draw(name, {}, grid)[0])
     for layout in LAYOUTS[name]:
-        _, placed = draw(name, layout, mesh)
+        _, placed = draw(name, layout, grid)
         with older_partitioner():
             compiled = jax.jit(lambda xs: program(xs)).lower(placed).compile()
         for a, b in zip(jax.tree.leaves(compiled(placed)), jax.tree.leaves(want), strict=True):
@@ -308,4 +306,4 @@ def test_the_older_partitioner(name, cpu_devices):
         if len(function.operands) == 1 and layout in SHARDED[name].rows:
             assert not collectives(compiled.as_text())
             rows = {shape[:-1] for shape in shapes_of_calls(compiled.as_text())}
-            assert rows == {local_rows(name, layout, mesh)}
+            assert rows == {local_rows(name, layout, grid)}

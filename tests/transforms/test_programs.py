@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from public_functions import FUNCTIONS, MAIN, SIZES
 from transformations import pulled
@@ -124,8 +124,7 @@ def test_export(name):
         operands = function.draw(**{dim: SIZES[dim] + more for dim in letters})
         got = value_and_pullback(reloaded.call, operands)
         want = jax.jit(lambda xs: value_and_pullback(function.ours, xs))(operands)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
 
 
 LAYOUTS = {
@@ -138,14 +137,13 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_export_for_eight_devices(name, cpu_devices, on_a_cpu):
+def test_export_for_eight_devices(name, grid, on_a_cpu):
     """An exported program cannot split a call by Python: XLA may gather, and is right."""
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     function = FUNCTIONS[name]
     operands = function.draw(b=8, c=24, h=4, k=24, d=8, n=16)
     want = jax.jit(function.ours)(*operands)
     for layout in LAYOUTS[name]:
-        shardings = [NamedSharding(mesh, P(*map(layout.get, dims))) for dims in function.dims]
+        shardings = [NamedSharding(grid, P(*map(layout.get, dims))) for dims in function.dims]
         placed = jax.device_put(operands, shardings)
         export = jax.export.export(
             jax.jit(function.ours), platforms=["cpu"], disabled_checks=jk.export_checks()
@@ -153,8 +151,7 @@ def test_export_for_eight_devices(name, cpu_devices, on_a_cpu):
         exported = export(*placed)
         assert exported.nr_devices == 8
         got = jax.jit(jax.export.deserialize(exported.serialize()).call)(*placed)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=4e-6, atol=1e-5)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=4e-6, atol=1e-5), got, want)
 
 
 @pytest.mark.parametrize("name", MAIN)

@@ -8,6 +8,7 @@ from cases import ON_GPU
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from public_functions import FUNCTIONS, NAMES
+from transformations import assert_same
 
 pytestmark = pytest.mark.usefixtures("on_a_cpu", "exact_products", "small_chunks")
 DEVICES = 4
@@ -80,6 +81,4 @@ def test_shard_map(name, check_vma, cpu_devices):
         return shard(varying, same), jax.grad(outer)(same)
 
     got, want = jax.jit(lambda: [program(f) for f in (moving, peer)])()
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        scale = max(1.0, float(np.max(np.abs(b))))
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale)
+    assert_same(got, want, 1e-5)

@@ -9,7 +9,7 @@ import pytest
 from cases import ON_GPU
 from jax.test_util import check_grads
 from public_functions import FUNCTIONS, MAIN
-from transformations import TRANSFORMS, loss, orders
+from transformations import TRANSFORMS, assert_same, loss, orders
 
 pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 
@@ -50,15 +50,6 @@ def results(name):
         return found
 
     return jax.device_get(jax.jit(program)(function.draw()))
-
-
-def assert_same(got, want, tolerance):
-    """Equal structure, shapes and dtypes, and values within a few roundings of the largest one."""
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (jnp.shape(a), jnp.result_type(a)) == (jnp.shape(b), jnp.result_type(b))
-        scale = max(1.0, float(np.max(np.abs(b), initial=0)))
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
 
 
 def cases(names):
