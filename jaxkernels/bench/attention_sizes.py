@@ -1,8 +1,4 @@
-"""Random attention layers: batch, query heads, key heads, lengths (including odd ones), depth, a mask or a bias.
-
-Seed 1 is for tuning the rule of `jaxkernels/_attention/choice.py`. Seed 2 is for published figures: nothing is tuned
-on its sizes.
-"""
+"""Random attention layers: batch, query heads, key heads, lengths (including odd ones), depth, a mask or a bias."""
 
 from __future__ import annotations
 
@@ -31,21 +27,18 @@ _PART = 5
 
 def drawn_cases(count: int, seed: int) -> Iterable[Case]:
     """Random cases, alternately forward and with gradients: in 16 bits, then in float32."""
+    most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
     for is_wide in (False, True):
-        yield from _cases(count, random.Random(seed), is_wide)
-
-
-def _cases(count: int, draw: random.Random, is_wide: bool) -> Iterable[Case]:
-    for i in range(count):
-        (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
-        most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
-        sizes = _sizes(draw, most, is_wide)
-        if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
-            sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
-        dtype = "bfloat16" if draw.random() < 0.7 else "float16"
-        about = {"group": "drawn", "dtype": "float32" if is_wide else dtype}
-        about |= {"direction": ("fwd", "both")[i % 2], "kind": kind}
-        yield {**about, **sizes, "part": i // _PART + count * is_wide}
+        draw = random.Random(seed)
+        for i in range(count):
+            (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
+            sizes = _sizes(draw, most, is_wide)
+            if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
+                sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
+            dtype = "bfloat16" if draw.random() < 0.7 else "float16"
+            about = {"group": "drawn", "dtype": "float32" if is_wide else dtype}
+            about |= {"direction": ("fwd", "both")[i % 2], "kind": kind}
+            yield {**about, **sizes, "part": i // _PART + count * is_wide}
 
 
 def _sizes(draw: random.Random, most: int, is_wide: bool) -> dict[str, int]:

@@ -116,12 +116,6 @@ def products_per_call(case: Case, platform: str) -> int:
     return count
 
 
-def _keeps_inputs(case: Case) -> bool:
-    if jax.default_backend() != "gpu":
-        return False
-    return products.is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
-
-
 @partial(jax.jit, static_argnums=(0,))
 def _of_family(name: str, a: jax.Array, b: jax.Array, seed: int) -> Pair:
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
@@ -145,7 +139,10 @@ def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
 
 def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
     """The arguments of `count` products; those of a chain are scaled to keep results finite."""
-    turns = 1 if _keeps_inputs(case) else rotations(count * products.touched_bytes(case))
+    keeps_inputs = jax.default_backend() == "gpu" and (
+        products.is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
+    )
+    turns = 1 if keeps_inputs else rotations(count * products.touched_bytes(case))
     pairs = operands(case, turns * count, dtype)
     calls = [pairs[first::turns] for first in range(turns)]
     if not products.is_chain(case):

@@ -87,26 +87,6 @@ def compiled(function: Any, arguments: Arguments) -> Any:
     return function.lower(*arguments).compile() if hasattr(function, "lower") else function
 
 
-def _record(
-    case: Case,
-    name: str,
-    program: Program,
-    function: Function,
-    arguments: Arguments,
-    samples: Sequence[float],
-) -> Record:
-    """The record of a timed contender, with its further values."""
-    extra: Case = {"operations": program.operations} if program.operations > 1 else {}
-    missing = []
-    for what, look in program.inspect.items():
-        try:
-            extra[what] = look(function, arguments)
-        except REFUSALS as error:
-            missing.append(f"{what} not measured: {first_line(error)}")
-    samples = [sample / program.operations for sample in samples]
-    return Record(case, name, statistics.median(samples), samples, extra, "; ".join(missing))
-
-
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
     """Measures a part of `Suite.chosen`, with all contenders of all cases in turn.
 
@@ -134,9 +114,19 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     how = {"repeats": options.repeats, "min_sample_seconds": options.min_sample_ms / 1e3}
     timed, without = measure_together(functions, arguments, **how)
     refused |= without
-    return [
-        Record(case, key[1], refused=refused[key])
-        if key in refused
-        else _record(case, key[1], programs[key], functions[key], arguments[key][0], timed[key])
-        for key, case in cases.items()
-    ]
+
+    def record(key: tuple[int, str], case: Case) -> Record:
+        """The record of a contender, with its further values if it was timed."""
+        if key in refused:
+            return Record(case, key[1], refused=refused[key])
+        count, missing = programs[key].operations, []
+        extra: Case = {"operations": count} if count > 1 else {}
+        for what, look in programs[key].inspect.items():
+            try:
+                extra[what] = look(functions[key], arguments[key][0])
+            except REFUSALS as error:
+                missing.append(f"{what} not measured: {first_line(error)}")
+        samples = [sample / count for sample in timed[key]]
+        return Record(case, key[1], statistics.median(samples), samples, extra, "; ".join(missing))
+
+    return [record(key, case) for key, case in cases.items()]

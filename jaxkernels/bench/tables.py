@@ -26,7 +26,6 @@ except ImportError:  # the extra "bench" has it; without it, tables are Markdown
 # Styles of cells by their text; other cells are plain.
 _STYLES = {"pass": "green", "FAIL": "bold red", "slower": "bold red", "faster": "green"}
 
-Metric = Callable[[Measured], Any]
 # Formats a value: a format string or a function.
 Pattern = str | Callable[[Any], str]
 
@@ -87,7 +86,7 @@ class Column:
     """A column of a table."""
 
     head: str
-    metric: Metric  # the value of a case; None shows as "-"
+    metric: Callable[[Measured], Any]  # the value of a case; None shows as "-"
     pattern: Pattern = "{}"
 
     def cell(self, m: Measured) -> str:

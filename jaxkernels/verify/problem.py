@@ -26,7 +26,6 @@ Core = Callable[[Traced], Traced]  # from operands to results
 Truths = dict[str, Bounded]  # of results
 Rng = np.random.Generator
 Choice = tuple[dict[str, Any], str | None]  # options, and a tier or rung to force
-DERIVATIVES = ("value", "vjp", "jvp", "remat")
 FIRST = ("x", "scores", "q", "a")  # the operand that one of the outer maps always maps
 
 
@@ -140,7 +139,7 @@ class Family(abc.ABC):
     """The functions that one kind of truth serves."""
 
     operations: tuple[str, ...]  # names of public functions
-    derivatives = DERIVATIVES  # those that have a truth
+    derivatives: tuple[str, ...] = ("value", "vjp", "jvp", "remat")  # those that have a truth
     cotangents: tuple[str, ...] = ("normal",)  # kinds of `values.cotangents`
 
     def dtypes(self, operation: str) -> tuple[str, ...]:

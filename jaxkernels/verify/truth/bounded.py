@@ -32,7 +32,7 @@ from jaxkernels.verify.truth.compare import finite, widen
 
 SUM_LAMBDA = 4.0
 EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
-HALF_EXP_ERROR, HALF_ARGUMENT_ERROR = 4.0, 3.0
+_HALF = 4.0, 3.0  # of an exponential of half storage, and of its argument
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Precision:
     exact_below: float = 0.0  # whole numbers below it are exact, if computed from exact ones
 
 
-_HALF = HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
 PRECISION = {
     "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, 2.0**-126, EXP_ERROR + 1, 0),
     "bfloat16": Precision(2.0**-24, 2.0**-8, 2.0**-126, 2.0**-126, *_HALF),
