@@ -8,7 +8,6 @@ is wrong. ``best of cuBLAS`` is the speed of the fastest rung: below 1, a faster
 m, n and k are log-uniform from 1 to 32768, and the batch from 1 to 64. On a GPU, five of eight products have 0.2 to
 500 GFLOP, and the others 1 to 200 MFLOP. The operands of one in four are slices x[1:] with rows of odd length.
 Products of at most 16 rows or columns, which memory bandwidth bounds, have a table of their own.
-Nothing is tuned on the published seed.
 
     python -m jaxkernels.bench rungs --products 160 --seed 1 --limit 180 --json rungs.json
 """

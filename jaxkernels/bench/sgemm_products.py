@@ -1,7 +1,7 @@
 """The products of the suite ``sgemm``: listed shapes, and random ones.
 
 `drawn` takes m, n and k from 1 to 65536, log-uniform, and drops products that are too large. Most of
-these shapes are ones that nobody tunes for. Seed 1 is for tuning, and seed 3 for published figures.
+these shapes are ones that nobody tunes for.
 """
 
 from __future__ import annotations

@@ -75,7 +75,6 @@ TORCHES = pytest.mark.filterwarnings("default")
     "name", [pytest.param(n, marks=TORCHES if n.startswith("losses") else ()) for n in RUNS]
 )
 def test_a_suite_from_end_to_end(name, monkeypatch, tmp_path, capsys):
-    """At tiny sizes without a clock: contenders agree, and files and tables are complete."""
     called, path, asked = without_a_clock(monkeypatch), tmp_path / "b.json", RUNS[name].split()
     assert main([*asked, "--json", str(path), "--markdown"]) == 0
     printed = capsys.readouterr().out

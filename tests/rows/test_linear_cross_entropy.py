@@ -264,7 +264,6 @@ KEEPS_ONE_CHUNK = jax.__version_info__ >= (0, 11) or PLATFORM != "cpu"
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("where", [False, True])
 def test_memory_stays_within_the_bound(reduction, chunks, capped, constant, where):
-    """The temporary memory of a compiled loss with its gradients stays within the bound."""
     options = {"logit_soft_cap": 30.0} if capped else {}
     options |= {"where": jnp.arange(MEMORY[2]) > 0} if where else {}
     about = {"w_is_constant": constant, "platform": PLATFORM}

@@ -5,10 +5,6 @@
 // sums, dq, dk, dv and two partial sums of the bias's gradient.
 #include "simulator.h"
 // after the macros
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-
 #include "attention/launch.cu"
 #include "attention/plan.cc"
 
