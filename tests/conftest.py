@@ -101,6 +101,20 @@ def grid(cpu_devices):
 
 
 @pytest.fixture
+def explicit_grid(cpu_devices):
+    """The same, whose shardings are part of types."""
+    return jax.make_mesh(
+        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
+    )
+
+
+@pytest.fixture
+def line(cpu_devices):
+    """The same devices along one axis."""
+    return jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+
+
+@pytest.fixture
 def exact_products():
     """XLA's products at the highest precision, so that results differ from them only by roundings."""
     with jax.default_matmul_precision("highest"):

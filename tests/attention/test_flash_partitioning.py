@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flash_cases import value_and_cotangents as pulled
 from hlo import collectives
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
@@ -73,14 +73,11 @@ def test_batch_and_heads(mesh, local_shapes):
     assert local_shapes[-1] == ((1, 16, 4, 8), (1, 24, 4, 8))
 
 
-def test_types_that_say_more_than_batch_and_heads(cpu_devices):
+def test_types_that_say_more_than_batch_and_heads(explicit_grid):
     """Explicit axes of queries are left to products and softmax, whose types say what becomes of them."""
-    mesh = jax.make_mesh(
-        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
-    )
     for of_queries, of_keys, takes in ((ROWS, ROWS, True), (P(None, "a"), P(), False)):
-        with jax.set_mesh(mesh):
-            arrays = placed(mesh, operands(EQUAL)[:3], of_queries, of_keys)
+        with jax.set_mesh(explicit_grid):
+            arrays = placed(explicit_grid, operands(EQUAL)[:3], of_queries, of_keys)
             program = str(jax.make_jaxpr(jk.dot_product_attention)(*arrays))
         assert ("jaxkernels_flash_attention" in program) == takes
 
@@ -130,13 +127,12 @@ def test_partitions(arguments, sizes, grid, local_shapes):
             assert local_shapes[-1][1] == (batch, 24, key_heads, 8), name
 
 
-def test_more_devices_than_key_heads(cpu_devices):
+def test_more_devices_than_key_heads(line):
     """Nothing is sent forward, and backward the cotangents of keys and values alone."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     bias = jnp.zeros((1, 8, 16, 24), jnp.bfloat16)
     arrays = [*operands(GROUPED), bias]
     q, k, v, dy, bias = placed(
-        mesh, arrays, P(None, None, "a"), P(), P(), P(None, None, "a"), P(None, "a")
+        line, arrays, P(None, None, "a"), P(), P(), P(None, None, "a"), P(None, "a")
     )
     forward = jax.jit(jk.dot_product_attention).lower(q, k, v, bias)
     assert not collectives(forward.compile().as_text())
@@ -226,14 +222,13 @@ def test_float32_keys(name, grid, monkeypatch):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(check_vma, cpu_devices):
+def test_shard_map(check_vma, line):
     """Queries differ between devices; the keys, which do not, get the sum of all cotangents."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     q, k, v, dy = operands(cases.Sizes(8, 8, 8, 2, 2, 8))
     k, v = k[:1], v[:1]
     local = functools.partial(jk.dot_product_attention, is_causal=True)
     split = jax.shard_map(
-        local, mesh=mesh, in_specs=(P("a"), P(), P()), out_specs=P("a"), check_vma=check_vma
+        local, mesh=line, in_specs=(P("a"), P(), P()), out_specs=P("a"), check_vma=check_vma
     )
 
     def whole(q, k, v):

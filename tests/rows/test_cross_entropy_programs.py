@@ -30,9 +30,8 @@ def mean(x, label=LABEL, **options):
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_values_of_sharded_classes(dtype, cpu_devices):
+def test_values_of_sharded_classes(dtype, line):
     """Within the bounds of one device's kernels; devices that see nothing but -inf, far from the maximum, NaN."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     x = cases.logits("normal", 11, 64, dtype)
     x[1, :56], x[1, 56:] = -np.inf, -300
     x[2, 5] = np.nan
@@ -42,7 +41,7 @@ def test_values_of_sharded_classes(dtype, cpu_devices):
     x[8, 1] = 100
 
     def place(calls):
-        columns, whole = (NamedSharding(mesh, spec) for spec in (P(None, "a"), P()))
+        columns, whole = (NamedSharding(line, spec) for spec in (P(None, "a"), P()))
         return [
             (jax.device_put(x, columns), *jax.device_put(others, whole)) for x, *others in calls
         ]
@@ -265,10 +264,9 @@ def test_on_many_devices(kind, spec, reduction, cpu_devices):
 
 @pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("several", [False, True])
-def test_sharded_classes_send_a_few_numbers_of_each_row(several, cpu_devices):
+def test_sharded_classes_send_a_few_numbers_of_each_row(several, line):
     """A maximum, the sums, and a derivative by the temperature, under all options at once."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    place = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))  # noqa: E731
+    place = lambda a, *spec: jax.device_put(a, NamedSharding(line, P(*spec)))  # noqa: E731
     ids = np.random.default_rng(1).integers(-1, 1024, (256, 3) if several else 256)
     options = {"logit_soft_cap": 3.0, "where": np.arange(1024) % 9 > 0, "return_entropy": True}
     ids[ids % 9 == 0] = -1

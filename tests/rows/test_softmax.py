@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from row_parts_cases import in_parts
 
@@ -221,10 +221,9 @@ def test_rows_near_zero(dtype, form):
 
 @pytest.mark.usefixtures("optimized")
 @exact
-def test_rows_near_zero_over_eight_devices(dtype, cpu_devices):
+def test_rows_near_zero_over_eight_devices(dtype, line):
     """One device has the maximum, or two have it; terms relative to the maxima of the others join them."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    sharding = NamedSharding(mesh, P(None, "a"))
+    sharding = NamedSharding(line, P(None, "a"))
     xs = [won_rows(cols, dtype, ties) for cols in (8, 4096) for ties in (0, 1)]
     if dtype == "float32":
         xs += [x for cols in (104, 10000) for x in random_rows(cols)]

@@ -27,14 +27,10 @@ def sums_of(function):
     return 2 if function is jk.log_softmax else 1
 
 
-def test_this_file_would_notice_a_gather(cpu_devices):
+def test_this_file_would_notice_a_gather(line):
     """The same kernel without its rule of partitioning: XLA gathers, and the HLO shows it."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
-
-    def bare(x):
-        return calls.rows(softmax.softmax_fwd.operation, x)
-
+    x = jax.device_put(X[:, 0], NamedSharding(line, P("a")))
+    bare = functools.partial(calls.rows, softmax.softmax_fwd.operation)
     text = jax.jit(bare).lower(x).compile().as_text()
     assert "all-gather" in text
     assert custom_calls(text) == ["f32[16,24]"]
@@ -45,12 +41,11 @@ def test_this_file_would_notice_a_gather(cpu_devices):
     [(jk.softmax, jax.nn.softmax), (jk.logsumexp, jax.nn.logsumexp)],
     ids=["softmax", "logsumexp"],
 )
-def test_a_program_that_is_lowered_without_x64(function, peer, cpu_devices):
+def test_a_program_that_is_lowered_without_x64(function, peer, line):
     """Traced where float64 is on and lowered where it is off: neither it nor those after it go wrong."""
     function, peer = (functools.partial(f, axis=-1) for f in (function, peer))
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     with jax.enable_x64(True):
-        x = jax.device_put(X.astype(np.float64), NamedSharding(mesh, P(None, None, "a")))
+        x = jax.device_put(X.astype(np.float64), NamedSharding(line, P(None, None, "a")))
         traced = jax.jit(function).trace(x)
     compiled = traced.lower().compile()
     with jax.enable_x64(True):
@@ -101,17 +96,11 @@ def test_meshes_of_other_sizes(function, cpu_devices):
 @both
 def test_set_mesh(function, mesh):
     """A mesh that no argument brings along."""
+    is_auto = mesh.axis_types[0] == AxisType.Auto
+    place = jax.lax.with_sharding_constraint if is_auto else jax.sharding.reshard
     with jax.set_mesh(mesh):
-
-        def program(x):
-            return function(jax.sharding.reshard(x, P(None, None, "a")))
-
-        if mesh.axis_types[0] == AxisType.Auto:
-
-            def program(x):
-                return function(jax.lax.with_sharding_constraint(x, P(None, None, "a")))
-
-        compiled = jax.jit(program).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
+        program = jax.jit(lambda x: function(place(x, P(None, None, "a"))))
+        compiled = program.lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
     text = compiled.as_text()
     assert custom_calls(text) == [f"f32[16,8,{1 + sums_of(function)}]", "f32[16,8,6]"]
     assert "all-gather" not in text

@@ -23,7 +23,7 @@ from gemm_partitioning_cases import (
     wrapped,
 )
 from hlo import collectives
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
@@ -112,10 +112,9 @@ def test_rows_of_several_dimensions(form, spec, grid, monkeypatch):
     cases.check(got[0], a, B)
 
 
-def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    a = split(mesh, cases.operand("normal", (8, 8, 24)), "d")
-    b = split(mesh, cases.operand("normal", (8, 24, 8)), "d")
+def test_a_mesh_axis_that_a_reshape_splits(line):
+    a = split(line, cases.operand("normal", (8, 8, 24)), "a")
+    b = split(line, cases.operand("normal", (8, 24, 8)), "a")
 
     def program(a, b):
         product = wrapped(Options(), a.reshape(2, 4, 8, 24), b.reshape(2, 4, 24, 8))
@@ -200,13 +199,6 @@ def test_programs_with_sharded_rows(name, grid):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
 
 
-@pytest.fixture
-def explicit_mesh(cpu_devices):
-    return jax.make_mesh(
-        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
-    )
-
-
 def assert_same(got, want):
     """Equal types, which say how results are sharded, and values."""
     for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -216,7 +208,7 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize("specs", [(("a", None), (None, None)), (("a", None), (None, "b"))])
 @pytest.mark.parametrize("is_set", [True, False])
-def test_types_of_results_and_gradients(specs, is_set, explicit_mesh):
+def test_types_of_results_and_gradients(specs, is_set, explicit_grid):
     """The gradient of the weights contracts over the sharded rows; it is sharded like the weights.
 
     Without `jax.set_mesh`, the mesh is in the types of the arrays that were placed on it, and not in those of constants.
@@ -228,29 +220,29 @@ def test_types_of_results_and_gradients(specs, is_set, explicit_mesh):
         of_constant = () if is_set else jax.jit(lambda b: f(ones, b))(b)
         return jax.jit(gradients)(a, b), f(a, b), jax.jit(f)(a, b), of_constant
 
-    with jax.set_mesh(explicit_mesh) if is_set else contextlib.nullcontext():
-        a, b = (split(explicit_mesh, x, *spec) for x, spec in zip((A, B), specs, strict=True))
+    with jax.set_mesh(explicit_grid) if is_set else contextlib.nullcontext():
+        a, b = (split(explicit_grid, x, *spec) for x, spec in zip((A, B), specs, strict=True))
         got = programs(jk.matmul, a, b)
         assert_same(got, programs(functools.partial(jnp.matmul, precision="highest"), a, b))
         for gradient, x in zip(got[0], (a, b), strict=True):
             assert jax.typeof(gradient).sharding.spec == jax.typeof(x).sharding.spec
 
 
-def test_constants_beside_scores_on_explicit_axes(explicit_mesh):
+def test_constants_beside_scores_on_explicit_axes(explicit_grid):
     """The mask and the bias are not on the mesh."""
-    scores = split(explicit_mesh, np.ones((4, 2, 6, 8), np.float32), "a", "b", None, None)
+    scores = split(explicit_grid, np.ones((4, 2, 6, 8), np.float32), "a", "b", None, None)
     mask, bias = jnp.arange(8) < jnp.full((4, 2, 6, 1), 4), jnp.ones((2, 1, 8))
     y = jax.jit(lambda s: jk.scaled_masked_softmax(s, mask, bias=bias))(scores)
     assert jax.typeof(y).sharding.spec == P("a", "b", None, None)
     np.testing.assert_allclose(y, jnp.where(mask, 0.25, 0.0), rtol=1e-6)
 
 
-def test_batched_contraction_takes_out_sharding(explicit_mesh):
+def test_batched_contraction_takes_out_sharding(explicit_grid):
     """As jnp.matmul does; a kernel cannot, and says so."""
-    a = split(explicit_mesh, np.ones((2, 6, 8), np.float32), None, None, "a")
-    b = split(explicit_mesh, np.ones((2, 8, 4), np.float32), None, "a", None)
+    a = split(explicit_grid, np.ones((2, 6, 8), np.float32), None, None, "a")
+    b = split(explicit_grid, np.ones((2, 8, 4), np.float32), None, "a", None)
     out = jax.jit(functools.partial(jk.matmul, out_sharding=P(None, "b", None)))
-    with jax.set_mesh(explicit_mesh):
+    with jax.set_mesh(explicit_grid):
         product = out(a, b)
         assert jax.typeof(product).sharding.spec == P(None, "b", None)
         np.testing.assert_allclose(product, np.full((2, 6, 4), 8.0))
@@ -258,10 +250,10 @@ def test_batched_contraction_takes_out_sharding(explicit_mesh):
             jk.matmul(a, b, out_sharding=P(), implementation="ffi")
 
 
-def test_explicit_contraction_is_ambiguous(explicit_mesh):
+def test_explicit_contraction_is_ambiguous(explicit_grid):
     """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
-    with jax.set_mesh(explicit_mesh):
-        a, b = split(explicit_mesh, A, None, "a"), split(explicit_mesh, B, "a", None)
+    with jax.set_mesh(explicit_grid):
+        a, b = split(explicit_grid, A, None, "a"), split(explicit_grid, B, "a", None)
         with pytest.raises(Exception, match=r"(?i)ambiguous.*out_sharding"):
             jax.jit(jk.matmul)(a, b)
         out = jax.jit(functools.partial(jk.matmul, out_sharding=P("b", None)))(a, b)
