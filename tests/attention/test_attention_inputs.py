@@ -135,10 +135,7 @@ def test_what_only_kernels_can_do_is_refused_where_there_is_none():
 
 def test_lists_can_hold_traced_numbers():
     q = WHOLE / 7
-
-    def of_list(x):
-        return jk.dot_product_attention([x[0]], q.tolist(), q.tolist())
-
+    of_list = lambda x: jk.dot_product_attention([x[0]], q.tolist(), q.tolist())  # noqa: E731
     x = jnp.asarray(q)
     np.testing.assert_array_equal(jax.jit(of_list)(x), jk.dot_product_attention(x, x, x))
 

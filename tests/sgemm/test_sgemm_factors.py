@@ -77,11 +77,7 @@ def test_derivatives_where_the_factors_are_zero(wrap):
 @wrappers
 def test_beta_of_zero_hides_a_nan_in_c(wrap, beta):
     """From the value, and from all derivatives but the one by beta, in both modes."""
-
-    def product(a, b, c):
-        return jk.sgemm(a, b, c, alpha=2.0, beta=beta)
-
-    f = wrap(product)
+    f = wrap(functools.partial(jk.sgemm, alpha=2.0, beta=beta))
     np.testing.assert_array_equal(f(A, B, NAN_C), 2 * AB)
     gradients = jax.grad(lambda *x: jnp.sum(f(*x)), (0, 1, 2))(A, B, NAN_C)
     np.testing.assert_array_equal(gradients[0], np.broadcast_to(2 * B.sum(1), A.shape))

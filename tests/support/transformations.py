@@ -52,11 +52,7 @@ def gradient(f):
 
 
 def alone(transform, f, *xs):
-
-    def at(i):
-        return lambda x: f(*xs[:i], x, *xs[i + 1 :])
-
-    return [transform(at(i), x) for i, x in enumerate(xs)]
+    return [transform(lambda x, i=i: f(*xs[:i], x, *xs[i + 1 :]), x) for i, x in enumerate(xs)]
 
 
 def linearized(f, *xs):
@@ -128,10 +124,7 @@ def scan_of_remat(f, *xs):
 
 
 def third_order(f, *xs):
-    def second(*xs):
-        return along(gradient(f), *xs)[1]
-
-    return along(second, *xs)
+    return along(lambda *xs: along(gradient(f), *xs)[1], *xs)
 
 
 TRANSFORMS = {

@@ -8,7 +8,6 @@ the compiled HLO is read.
 import contextlib
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from public_functions import FUNCTIONS
 from transformations import pulled
 
 pytestmark = pytest.mark.usefixtures("on_a_cpu", "exact_products", "small_chunks")
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
 SIZES = {"b": 8, "r": 16, "c": 24, "h": 4, "q": 16, "k": 24, "d": 8, "m": 8, "n": 16}
 
 
@@ -133,14 +133,9 @@ def on_one_device(name):
 
 def local_rows(name, layout, mesh):
     """Sizes of the rows of the first operand that one device has."""
-
-    def local(dim):
-        axes = layout.get(dim, ())
-        return SIZES[dim] // math.prod(
-            mesh.shape[a] for a in ((axes,) if isinstance(axes, str) else axes)
-        )
-
-    return tuple(map(local, FUNCTIONS[name].dims[0][:-1]))
+    dims = FUNCTIONS[name].dims[0][:-1]
+    sharding = NamedSharding(mesh, P(*map(layout.get, dims)))
+    return sharding.shard_shape(tuple(SIZES[dim] for dim in dims))
 
 
 def shapes_of_calls(text):
@@ -229,10 +224,8 @@ def test_other_axes(name, layout, mesh):
     if mesh.axis_types[0] == AxisType.Explicit:
         types = [jax.eval_shape(f, *placed[0]) for f in (call, FUNCTIONS[name].peer)]
         assert types[0].sharding == types[1].sharding
-    for a, b in zip(
-        jax.tree.leaves(program(placed[0])), jax.tree.leaves(program(whole[0])), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=4e-6, atol=4e-6)
+    closer = functools.partial(np.testing.assert_allclose, rtol=4e-6, atol=4e-6)
+    jax.tree.map(closer, program(placed[0]), program(whole[0]))
 
 
 ROW_FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "rms_norm")
@@ -260,7 +253,6 @@ def test_sizes_that_do_not_divide(name, grid):
         return pulled(moving, *xs)
 
     want, *found = jax.jit(lambda xs: [program(xs, of) for of in (None, *UNEVEN[name])])(xs)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     for got in found:
         jax.tree.map(close, got, want)
 
@@ -301,8 +293,7 @@ def test_the_older_partitioner(name, grid):
         _, placed = draw(name, layout, grid)
         with older_partitioner():
             compiled = jax.jit(lambda xs: program(xs)).lower(placed).compile()
-        for a, b in zip(jax.tree.leaves(compiled(placed)), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        jax.tree.map(close, compiled(placed), want)
         if len(function.operands) == 1 and layout in SHARDED[name].rows:
             assert not collectives(compiled.as_text())
             rows = {shape[:-1] for shape in shapes_of_calls(compiled.as_text())}

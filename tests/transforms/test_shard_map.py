@@ -1,5 +1,7 @@
 """Public functions inside shard_map; some of each family also without the check of what varies."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,10 +71,7 @@ def test_shard_map(name, check_vma, cpu_devices):
     specs = {"in_specs": (P("a"), P()), "out_specs": P("a"), "check_vma": check_vma}
 
     def program(f):
-        def body(varying, same):
-            return inside(f, varying, same)
-
-        shard = jax.shard_map(body, mesh=mesh, **specs)
+        shard = jax.shard_map(functools.partial(inside, f), mesh=mesh, **specs)
 
         def outer(same):
             whole = lambda varying, same: stacked(loss(f, varying[0][0], *same[1:]))  # noqa: E731
