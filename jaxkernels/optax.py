@@ -22,6 +22,7 @@ from jaxkernels._rows import cross_entropy as _cross_entropy
 from jaxkernels._rows import cross_entropy_kernels as _cross_entropy_kernels
 from jaxkernels._rows import last_axis as _last_axis
 from jaxkernels._rows import loss_arguments as _loss_arguments
+from jaxkernels._rows.reference import LogitOptions as _LogitOptions
 
 __all__ = [
     "safe_softmax_cross_entropy",
@@ -92,7 +93,9 @@ def softmax_cross_entropy_with_integer_labels(
     if mask is None:
         # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
         calls = _cross_entropy_kernels.Calls("auto", None, all_sums=False)
-        measures, _ = calls.measures(rows, jnp.expand_dims(ids, -1).astype(jnp.int32), None)
+        measures, _ = calls.measures(
+            rows, jnp.expand_dims(ids, -1).astype(jnp.int32), _LogitOptions()
+        )
         return measures[..., 0].astype(x.dtype)
     # The label's logit counts even if it is masked. A fully masked row has the loss 0.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)

@@ -15,7 +15,7 @@ namespace jaxkernels {
 enum class Role {
   kElements,   // one number per element, in the elements' shape and dtype
   kBroadcast,  // the same dtype; any dimension but the last may be 1. Needs `hides` (a bias)
-  kMask,       // bool, shaped like kBroadcast; optional (`has_mask`)
+  kMask,       // bool, shaped like kBroadcast; optional (`has_mask`). Needs `hides` or a label
   kLabel,      // int32, one column per row; negative for none
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
   kScales,     // the temperature of each row, or its temperature and soft cap, in the compute type;
@@ -56,7 +56,7 @@ class OperandSpecs {
   }
 
  private:
-  static constexpr int kMost = 5;
+  static constexpr int kMost = 6;
   OperandSpec specs_[kMost] = {};
   std::size_t size_ = 0;
 };
@@ -98,7 +98,8 @@ struct OperationTraits {
     const int most_sums = sums + (counts_max || x_if_half ? 1 : 0);
     if (operands.begin()->role != Role::kElements) Deny("the first operand is kElements");
     if (Inputs() > 2) Deny("at most two inputs");
-    if (!hides && (HasMask() || !SharesRows())) Deny("only `hides` has a mask or broadcasts");
+    if (!hides && !SharesRows()) Deny("only `hides` broadcasts");
+    if (HasMask() && IsPlain()) Deny("only `hides` or a label has a mask");
     if (operands.CountOf(Role::kRow) > 2) Deny("at most two operands of row scalars");
     if (operands.CountOf(Role::kLabel) > 1) Deny("at most one label");
     if (operands.CountOf(Role::kColumn) > (hides ? 0 : 1)) Deny("one column; `hides` has none");

@@ -98,19 +98,23 @@ inline constexpr OperationTraits kOperations[] = {
      .sums = 2,
      .averages = true},
     {.name = "cross_entropy_fwd",
-     .operands = {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}},
+     .operands = {{"x"}, {"label", Role::kLabel}, {"mask", Role::kMask}, {"scales", Role::kScales}},
      .results = {{"kept", Role::kRow, kLossResiduals}},
      .finds_max = true,
      .sums = kLossSums},
     {.name = "cross_entropy_fwd_grad",
-     .operands =
-         {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}, {"numbers", Role::kRow, 4}},
+     .operands = {{"x"},
+                  {"label", Role::kLabel},
+                  {"mask", Role::kMask},
+                  {"scales", Role::kScales},
+                  {"numbers", Role::kRow, 4}},
      .results = {{"dx"}, {"kept", Role::kRow, kLossResiduals}},
      .finds_max = true,
      .sums = kLossSums},
     {.name = "cross_entropy_grad",
      .operands = {{"x"},
                   {"label", Role::kLabel},
+                  {"mask", Role::kMask},
                   {"scales", Role::kScales},
                   {"kept", Role::kRow, kLossResiduals},
                   {"cotangent", Role::kRow, kLossCotangents}},
@@ -198,7 +202,10 @@ inline constexpr char kLeaveTierOut[] = ". Leave tier= out to let the plan choos
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).Inputs(); }
 constexpr bool FindsMax(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
-constexpr bool HasMask(Operation operation) { return TraitsOf(operation).HasMask(); }
+// Whether GPU kernels read a mask. For losses, lowering.py has XLA apply it.
+constexpr bool GpuReadsMask(Operation operation) {
+  return HidesElements(operation) && TraitsOf(operation).HasMask();
+}
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }
 // Whether results of float32 elements may have a half type: attention weights, which a matrix
 // product reads next.

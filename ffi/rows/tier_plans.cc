@@ -101,7 +101,7 @@ void PlanBlock(const RowProblem& problem, const DeviceLimits& limits, RowPlan& p
 
 SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
-  const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
+  const int mask_words = GpuReadsMask(problem.operation) ? MaskWords(pack) : 0;
   SharedRow row;
   const int64_t packs = MaxPacksOfRow(problem.cols, pack, problem.offset);
   row.slots = SmemSlots(packs, blocks);

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import loss_arguments, loss_measures, reference
+from jaxkernels._rows import loss_arguments, loss_measures
 from jaxkernels.typing import Implementation, Reduction, Tier
 
 _Flag = TypeVar("_Flag", bound=bool)  # the type of the arguments that add results
@@ -170,7 +170,8 @@ def cross_entropy(
           float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's tanh has an
           absolute error of 2^-20, and at the label a relative one of 2^-15. For labels that are
           probabilities, and for derivatives by temperature or cap, XLA applies both in a copy of the logits
-          in the compute type. XLA applies `where` before the kernels, in a copy of the logits.
+          in the compute type. A CPU's kernels apply `where` too as they read the logits, except in these
+          cases. On a GPU, XLA applies it before and after the kernels.
         * If `axis` is sharded, devices exchange one maximum and three sums per row (six sums with
           smoothing or entropy), and nothing in the gradient.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
@@ -186,7 +187,7 @@ def cross_entropy(
         axis=axis, reduction=reduction, return_lse=return_lse, return_entropy=return_entropy
     )
     loss_arguments.check_loss_options(name, reduction, label_smoothing, z_loss)
-    x, scales = loss_arguments.rows_of_logits(
+    x, options = loss_arguments.rows_of_logits(
         name, logits, axis, where, logit_soft_cap, temperature
     )
     given = loss_arguments.as_labels(name, "labels", labels)
@@ -203,17 +204,15 @@ def cross_entropy(
         is_counted = jnp.ones_like(label, bool)
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
     numbers = loss_measures.coefficients_of(weight, reduction, label_smoothing, z_loss)
-    x, scales = calls.prepared(x, scales, numbers[..., :1] == 0)
+    x, options = calls.prepared(x, options, numbers[..., :1] == 0)
     # float16 takes the two-read path, because a mean's gradient can leave its range.
     if reduction != "none" and has_ids and x.dtype != jnp.float16:
-        loss, measures, largest = calls.weighted_loss(x, label, numbers, scales)
+        loss, measures, largest = calls.weighted_loss(x, label, numbers, options)
     else:
-        measures, largest = calls.measures(x, label, scales)
+        measures, largest = calls.measures(x, label, options)
         if not has_ids:
-            z = x if scales is None else reference.scaled(x, scales)
-            nll = _of_probabilities(
-                z, loss_arguments.probabilities(name, given, x, axis), measures, largest
-            )
+            p = loss_arguments.probabilities(name, given, x, axis)
+            nll = _of_probabilities(options.applied(x), p, measures, largest)
             measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
         loss = loss_measures.loss_of(is_counted, measures, largest, numbers)
     results = loss_measures.results_of(
@@ -274,7 +273,7 @@ def token_log_probs(
 
     Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
     comes from the same read of the logits. The only array of the size of the logits is their gradient in
-    reverse mode. A mask costs one extra copy of the logits; so does a derivative by a soft cap or a
+    reverse mode. A mask costs one extra copy of the logits on a GPU; so does a derivative by a soft cap or a
     temperature, in float32.
 
     Example:
@@ -332,7 +331,7 @@ def token_log_probs(
             f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"
         )
     order = ("logits", "ids")
-    x, scales = loss_arguments.rows_of_logits(
+    x, options = loss_arguments.rows_of_logits(
         name, logits, axis, where, logit_soft_cap, temperature, order
     )
     label = loss_arguments.ids(name, "ids", ids, given, x, axis)
@@ -341,8 +340,8 @@ def token_log_probs(
         label = jnp.full((*label.shape[:-1], 1), -1, label.dtype)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
     is_left_out = jnp.all(label < 0, axis=-1, keepdims=True)
-    x, scales = calls.prepared(x, scales, is_left_out)
-    measures, _ = calls.measures(x, label, scales)
+    x, options = calls.prepared(x, options, is_left_out)
+    measures, _ = calls.measures(x, label, options)
     # Excluded ids and rows become 0, even if they hold NaN. 0 - 0 is 0; negation would give -0.
     count = label.shape[-1]
     log_probs = 0 - jnp.where(label >= 0, measures[..., :count], 0)[..., :number]

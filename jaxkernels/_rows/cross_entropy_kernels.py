@@ -26,7 +26,7 @@ from jaxkernels._rows import calls, derivatives, loss_labels, loss_measures, par
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowKernel, RowOperation
 from jaxkernels._rows.loss_measures import Measures, Residuals
-from jaxkernels._rows.reference import has_finite_max, scaled
+from jaxkernels._rows.reference import LogitOptions, has_finite_max
 from jaxkernels.typing import Implementation
 
 
@@ -42,16 +42,17 @@ def _fwd_in_parts(
 
     Devices exchange one maximum and three sums per row, or six sums with `all_sums`.
     """
-    del options
-    x, label, *scales = operands
+    x, label, *given = operands
     cols = x.shape[-1]
-    own = calls.statistics(OPERATIONS["cross_entropy_fwd"], [x, *scales], all_sums=all_sums)
+    has_mask = options.get("has_mask", False)
+    attributes = {"all_sums": all_sums, "has_mask": has_mask}
+    own = calls.statistics(OPERATIONS["cross_entropy_fwd"], [x, *given], **attributes)
     own_largest, *own_sums = jnp.split(own, len(Residuals._fields) - 1, axis=-1)
     largest = lax.pmax(own_largest, axes)
     relative = _relative_to(largest, own_largest, own_sums)
 
-    labelled = loss_labels.at_labels(x, _label_on_device(label, cols, axes))
-    labelled = scaled(labelled, *scales) if scales else labelled.astype(own.dtype)
+    labelled = loss_labels.transformed_at_labels(x, _label_on_device(label, cols, axes), *given)
+    labelled = labelled.astype(own.dtype)
     wanted = len(relative) if all_sums else 2  # `rest` and `count`
     sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
     *sums, labelled = jnp.split(lax.psum(sent, axes), [*range(1, wanted + 1)], axis=-1)
@@ -88,14 +89,13 @@ def _grad_in_parts(
     axes: tuple[str, ...],
     *,
     in_place: bool = False,
-    has_scales: bool = False,
+    **flags: bool,
 ) -> jax.Array:
     """The gradient of this device's columns, from the residuals of whole rows."""
-    del has_scales
     x, label, *others = operands
     own_label = _label_on_device(label, x.shape[-1], axes)
     aliases = {0: 0} if in_place else None
-    call = functools.partial(calls.rows, cross_entropy_grad.operation, aliases=aliases)
+    call = functools.partial(calls.rows, cross_entropy_grad.operation, aliases=aliases, **flags)
     return cross_entropy_grad.for_labels(call, x, own_label, *others)
 
 
@@ -175,7 +175,9 @@ ad.primitive_transposes[cross_entropy_loss_jvp.primitive] = _transpose_of_weight
 derivatives.define_jvp_by_reference(cross_entropy_loss_jvp)
 compat.register_dce_rule(cross_entropy_fwd_grad.primitive, _without_gradient)
 # These rules serve second and higher derivatives; the two functions below have their own first ones.
-derivatives.define_jvp_by_reference(cross_entropy_fwd, reference.without_spoiled_rows)
+derivatives.define_jvp_by_reference(
+    cross_entropy_fwd, lambda x, label, *options: reference.without_spoiled_rows(x, *options)
+)
 derivatives.define_jvp_by_reference(cross_entropy_fwd_grad)
 derivatives.define_linear(cross_entropy_jvp, transpose=cross_entropy_grad)
 derivatives.define_linear(cross_entropy_grad, transpose=cross_entropy_jvp)
@@ -200,17 +202,18 @@ class Calls:
         kernel: RowKernel,
         x: jax.Array,
         label: jax.Array,
-        scales: jax.Array | None,
+        options: LogitOptions,
         *others: jax.Array,
     ) -> Any:
-        """The results of a kernel or, for "xla", of its reference, with or without scales."""
-        given = (x, label, *others) if scales is None else (x, label, scales, *others)
+        """The results of a kernel or, for "xla", of its reference, with the given options."""
+        given = (x, label, *(option for option in options if option is not None), *others)
         is_tangent = kernel in (cross_entropy_jvp, cross_entropy_loss_jvp)
         attributes = {} if is_tangent else {"all_sums": self.all_sums}
         if self.implementation == "xla":
             return kernel.reference(*given, **attributes)
         attributes |= {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
-        return kernel(*given, has_scales=scales is not None, **attributes)
+        flags = {f"has_{name}": x is not None for name, x in options._asdict().items()}
+        return kernel(*given, **flags, **attributes)
 
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""
@@ -226,20 +229,20 @@ class Calls:
         return loss_measures.loss_of(label >= 0, of_row, kept[..., :1], numbers)
 
     def prepared(
-        self, x: jax.Array, scales: jax.Array | None, is_left_out: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Logits and scales for `measures`. Plain JAX applies the scales here.
+        self, x: jax.Array, options: LogitOptions, is_left_out: jax.Array
+    ) -> tuple[jax.Array, LogitOptions]:
+        """Logits and options for `measures`. Plain JAX applies the options here.
 
         It also stops gradients of excluded rows that are not finite, to give 0 for them, not NaN.
         """
         if self.implementation != "xla":
-            return x, scales
-        x = x if scales is None else scaled(x, scales)
+            return x, options
+        x = options.applied(x)
         is_harmful = is_left_out & ~has_finite_max(x)
-        return jnp.where(is_harmful, lax.stop_gradient(x), x), None
+        return jnp.where(is_harmful, lax.stop_gradient(x), x), LogitOptions()
 
     def measures(
-        self, x: jax.Array, label: jax.Array, scales: jax.Array | None
+        self, x: jax.Array, label: jax.Array, options: LogitOptions
     ) -> tuple[jax.Array, jax.Array]:
         """The `Measures` of each row and its maximum, in the compute dtype; label may have several.
 
@@ -248,11 +251,11 @@ class Calls:
         the derivative 0, and the second measure has that of lse.
         """
         if self.implementation != "xla":
-            return measures(self, x, label, scales)
-        return self.of_rows(self.run(cross_entropy_fwd, x, label, scales))
+            return measures(self, x, label, options)
+        return self.of_rows(self.run(cross_entropy_fwd, x, label, options))
 
     def weighted_loss(
-        self, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
+        self, x: jax.Array, label: jax.Array, numbers: jax.Array, options: LogitOptions
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The loss of each row, of shape (..., 1), and `measures`; see `loss_measures.loss_of`.
 
@@ -264,38 +267,38 @@ class Calls:
         with the weight 0 the gradient 0.
         """
         if self.implementation != "xla":
-            return weighted_loss(self, x, label, numbers, scales)
-        of_rows = self.measures(x, label, scales)
+            return weighted_loss(self, x, label, numbers, options)
+        of_rows = self.measures(x, label, options)
         return loss_measures.loss_of(label >= 0, *of_rows, numbers), *of_rows
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def measures(
-    how: Calls, x: jax.Array, label: jax.Array, scales: jax.Array | None
+    how: Calls, x: jax.Array, label: jax.Array, options: LogitOptions
 ) -> tuple[jax.Array, jax.Array]:
     """`Calls.measures` by kernels."""
-    return how.of_rows(how.run(cross_entropy_fwd, x, label, scales))
+    return how.of_rows(how.run(cross_entropy_fwd, x, label, options))
 
 
 @functools.partial(measures.defjvp, symbolic_zeros=True)
 def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
-    x, label, scales = primals
-    x, dx, scales = _with_fixed_scales(x, tangents[0], scales, tangents[2])
-    kept = how.run(cross_entropy_fwd, x, label, scales)
+    x, label, options = primals
+    x, dx, options = _with_fixed_scales(x, tangents[0], options, tangents[2].scales)
+    kept = how.run(cross_entropy_fwd, x, label, options)
     of_rows, largest = how.of_rows(kept)
     if isinstance(dx, SymbolicZero):
         tangent = jnp.zeros_like(of_rows)
     else:
-        tangent = how.run(cross_entropy_jvp, x, label, scales, lax.stop_gradient(kept), dx)
+        tangent = how.run(cross_entropy_jvp, x, label, options, lax.stop_gradient(kept), dx)
     return (of_rows, largest), (tangent, jnp.zeros_like(largest))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def weighted_loss(
-    how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
+    how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array, options: LogitOptions
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`Calls.weighted_loss` by kernels."""
-    kept = how.run(cross_entropy_fwd, x, label, scales)
+    kept = how.run(cross_entropy_fwd, x, label, options)
     # The kernel of the derivative returns mapped measures if vmap maps only `numbers`. JAX needs mapped measures
     # here too, and the select makes them. XLA removes it.
     found, largest = (jnp.where(False, numbers[..., :1], part) for part in how.of_rows(kept))
@@ -305,17 +308,17 @@ def weighted_loss(
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
 @functools.partial(weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
-    x, label, numbers, scales = primals
-    dx, _, dnumbers, dscales = tangents
-    x, dx, scales = _with_fixed_scales(x, dx, scales, dscales)
+    x, label, numbers, options = primals
+    dx, _, dnumbers, doptions = tangents
+    x, dx, options = _with_fixed_scales(x, dx, options, doptions.scales)
     terms = []
     if isinstance(dx, SymbolicZero):
-        kept = how.run(cross_entropy_fwd, x, label, scales)
+        kept = how.run(cross_entropy_fwd, x, label, options)
         of_measures = jnp.zeros_like(how.measures_of(kept))
     else:
-        gradient, kept = how.run(cross_entropy_fwd_grad, x, label, scales, numbers)
-        known = (kept, gradient)
-        along, of_measures = how.run(cross_entropy_loss_jvp, x, label, scales, numbers, *known, dx)
+        gradient, kept = how.run(cross_entropy_fwd_grad, x, label, options, numbers)
+        known = (numbers, kept, gradient)
+        along, of_measures = how.run(cross_entropy_loss_jvp, x, label, options, *known, dx)
         terms.append(along)
     loss = functools.partial(how.loss_of, label, kept)
     if not isinstance(dnumbers, SymbolicZero):
@@ -326,11 +329,16 @@ def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
 
 
 def _with_fixed_scales(
-    x: jax.Array, dx: Any, scales: jax.Array | None, dscales: Any
-) -> tuple[jax.Array, Any, jax.Array | None]:
-    """Logits, their tangent, and scales without a tangent: plain JAX applies scales that have one."""
+    x: jax.Array, dx: Any, options: LogitOptions, dscales: Any
+) -> tuple[jax.Array, Any, LogitOptions]:
+    """Logits, their tangent, and scales without a tangent: plain JAX applies options whose scales have one."""
+    mask, scales = options
     if scales is None or isinstance(dscales, SymbolicZero):
-        return x, dx, scales
+        return x, dx, options
+
+    def applied(scales: jax.Array, x: jax.Array = x) -> jax.Array:
+        return LogitOptions(mask, scales).applied(x)
+
     if isinstance(dx, SymbolicZero):
-        return *jax.jvp(functools.partial(scaled, x), (scales,), (dscales,)), None
-    return *jax.jvp(scaled, (x, scales), (dx, dscales)), None
+        return *jax.jvp(applied, (scales,), (dscales,)), LogitOptions()
+    return *jax.jvp(applied, (scales, x), (dscales, dx)), LogitOptions()

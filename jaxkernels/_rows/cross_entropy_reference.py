@@ -6,6 +6,9 @@ for second and higher derivatives. Must not know: axes, how arguments are checke
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -25,10 +28,12 @@ from jaxkernels._rows.loss_measures import (
 from jaxkernels._rows.reference import (
     below,
     has_finite_max,
+    hidden,
     largest_of,
+    mask_of,
     quotient,
     row_sum,
-    scaled,
+    transformed,
     widen,
 )
 
@@ -54,12 +59,13 @@ def bounded_below(difference: jax.Array) -> jax.Array:
 bounded_below.defjvp(lambda primals, tangents: (bounded_below(*primals), *tangents))
 
 
-def without_spoiled_rows(x: jax.Array) -> jax.Array:
+def without_spoiled_rows(x: jax.Array, *options: jax.Array) -> jax.Array:
     """Stops gradients of rows whose maximum is not finite, because 0 times their derivative is NaN.
 
-    The first gradient of such a row is NaN already, or the row is excluded.
+    The first gradient of such a row is NaN already, or the row is excluded. `options` are those of `transformed`.
     """
-    return jnp.where(has_finite_max(x), x, jax.lax.stop_gradient(x))
+    is_sound = has_finite_max(transformed(x, *mask_of(options)))
+    return jnp.where(is_sound, x, jax.lax.stop_gradient(x))
 
 
 def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
@@ -67,14 +73,15 @@ def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def cross_entropy_fwd(
-    x: jax.Array, label: jax.Array, *scales: jax.Array, all_sums: bool, has_scales: bool = False
+    x: jax.Array, label: jax.Array, *options: jax.Array, all_sums: bool, **flags: bool
 ) -> jax.Array:
-    """The residuals (..., 6 + labels) of each row of logits; `scaled` transforms the logits if there are scales.
+    """The residuals (..., 6 + labels) of each row of logits.
 
+    `options` are the mask and the scales, if `flags` (`has_mask`, `has_scales`) say so; `transformed` applies them.
     The spread, total and seen are 0 without `all_sums`.
     """
-    del has_scales
-    x = scaled(x, *scales) if scales else widen(x)  # once, so that its gradient is rounded once
+    del flags
+    x = widen(transformed(x, *options))  # once, so that its gradient is rounded once
     largest, difference, terms = _logit_terms(x)
     is_largest = (terms == 1).astype(terms.dtype)
     if all_sums:
@@ -91,51 +98,53 @@ def cross_entropy_fwd(
 
 
 def cross_entropy_fwd_grad(
-    x: jax.Array, label: jax.Array, *others: jax.Array, all_sums: bool, has_scales: bool = False
+    x: jax.Array, label: jax.Array, *others: jax.Array, all_sums: bool, **flags: bool
 ) -> list[jax.Array]:
     """Gradient of the weighted loss, and the residuals.
 
-    `others`: the scales, if any, then the `Coefficients`. Without `all_sums` their smoothing must be 0.
+    `others`: the options of `cross_entropy_fwd`, then the `Coefficients`. Without `all_sums` their smoothing must be 0.
     """
-    del has_scales
-    *scales, numbers = others
-    x = without_spoiled_rows(x)
-    kept = cross_entropy_fwd(x, label, *scales, all_sums=all_sums)
+    *options, numbers = others
+    x = without_spoiled_rows(x, *options)
+    kept = cross_entropy_fwd(x, label, *options, all_sums=all_sums, **flags)
     cotangent = cotangent_of(label, kept, numbers)
-    return [cross_entropy_grad(x, label, *scales, kept, cotangent), kept]
+    return [cross_entropy_grad(x, label, *options, kept, cotangent, **flags), kept]
 
 
 def cross_entropy_loss_jvp(
-    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
+    x: jax.Array, label: jax.Array, *others: jax.Array, **flags: bool
 ) -> list[jax.Array]:
     """Tangents of the weighted loss, by its gradient, and of the measures.
 
-    `others` are the scales, if any, the `Coefficients`, the residuals, the gradient, and the tangent of x.
+    `others` are the options, the `Coefficients`, the residuals, the gradient, and the tangent of x.
     """
-    *scales, _, kept, gradient, dx = others
+    *options, _, kept, gradient, dx = others
+    dx = _seen(dx, options)
     along = row_sum(widen(gradient) * widen(dx))
-    return [along, cross_entropy_jvp(x, label, *scales, kept, dx, has_scales=has_scales)]
+    return [along, cross_entropy_jvp(x, label, *options, kept, dx, **flags)]
+
+
+def _seen(dx: jax.Array, options: Sequence[jax.Array]) -> jax.Array:
+    """A tangent or gradient, 0 where the mask among the options hides its elements."""
+    return hidden(dx, *mask_of(options), value=0) if mask_of(options) else dx
 
 
 def cross_entropy_grad(
-    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
+    x: jax.Array, label: jax.Array, *others: jax.Array, **flags: bool
 ) -> jax.Array:
     """Gradient of the measures; rows whose cotangents are 0 have the gradient 0.
 
-    `others` are the scales, if any, the residuals, and the cotangents of the measures. The residuals
-    are recomputed.
+    `others` are the options, the residuals, and the cotangents of the measures. The residuals are recomputed.
     """
-    del has_scales
-    *scales, _, cotangent = others
+    *options, _, cotangent = others
     has_part = jnp.any(cotangent != 0, -1, keepdims=True)
     x = jnp.where(has_part, x, jax.lax.stop_gradient(x))
     if label.shape[-1] != 1:
-        kept = cross_entropy_fwd(x, label, *scales, all_sums=True)
-        return grad_of_labels(cross_entropy_grad, x, label, *scales, kept, cotangent)
-    if scales:
-        z, pull_back = jax.vjp(lambda x: scaled(x, *scales), x)
-        return pull_back(_grad_of_logits(z, label, cotangent, has_part))[0]
-    return _grad_of_logits(x, label, cotangent, has_part)
+        kept = cross_entropy_fwd(x, label, *options, all_sums=True)
+        call = functools.partial(cross_entropy_grad, **flags)
+        return grad_of_labels(call, x, label, *options, kept, cotangent)
+    z, pull_back = jax.vjp(lambda x: transformed(x, *options), x)
+    return pull_back(_grad_of_logits(z, label, cotangent, has_part))[0]
 
 
 def _grad_of_logits(
@@ -152,16 +161,15 @@ def _grad_of_logits(
 
 
 def cross_entropy_jvp(
-    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
+    x: jax.Array, label: jax.Array, *others: jax.Array, **flags: bool
 ) -> jax.Array:
     """Tangents of the measures, the transpose of `cross_entropy_grad`.
 
-    `others` are the scales, if any, the residuals, which are recomputed, and the tangent of x.
+    `others` are the options, the residuals, which are recomputed, and the tangent of x.
     """
-    del has_scales
-    *scales, _, dx = others
-    if scales:
-        x, dx = jax.jvp(lambda x: scaled(x, *scales), (x,), (dx,))
+    del flags
+    *options, _, dx = others
+    x, dx = jax.jvp(lambda x: transformed(x, *options), (x,), (dx,))
     kept = cross_entropy_fwd(x, label, all_sums=True)
     entropy, seen = split(Measures, measures_of(kept)).entropy, split(Residuals, kept).seen
     p, log_p, is_seen = softmax_terms(x, kept)

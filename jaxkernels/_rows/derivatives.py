@@ -103,16 +103,16 @@ def define_linear(linear: RowKernel, transpose: RowKernel, variables: int = 1) -
 
 
 def define_jvp_by_reference(
-    kernel: RowKernel, prepare: Callable[[jax.Array], jax.Array] = lambda x: x
+    kernel: RowKernel, prepare: Callable[..., jax.Array] = lambda x, *others: x
 ) -> None:
     """Gives a kernel the JVP of its reference, for kernels that are rarely differentiated.
 
-    `prepare` is applied to the first operand before the JVP is taken.
+    The JVP is taken with `prepare(*operands)` as the first operand.
     """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         def plain(operands: Sequence[jax.Array]) -> Any:
-            return kernel.plain(prepare(operands[0]), *operands[1:], **params)
+            return kernel.plain(prepare(*operands), *operands[1:], **params)
 
         return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]
 

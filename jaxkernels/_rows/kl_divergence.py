@@ -28,7 +28,7 @@ from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import derivatives, loss_arguments, loss_measures, primitive
 from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.cross_entropy_reference import bounded_below
-from jaxkernels._rows.reference import row_sum, scaled, widen
+from jaxkernels._rows.reference import LogitOptions, row_sum, scaled, widen
 from jaxkernels.typing import Implementation, Reduction
 
 _NAMES = ("logits", "target_logits")
@@ -295,10 +295,11 @@ def softmax_kl_divergence(
         raise ValueError(
             f"{name}: target_logits must have the shape of logits, {given[0].shape}; got {given[1].shape}"
         )
-    x, target = (
-        loss_arguments.rows_of_logits(name, array, axis, where, None, 1.0, order)[0]
+    both = [
+        loss_arguments.rows_of_logits(name, array, axis, where, None, 1.0, order)
         for array, order in zip(given, (_NAMES, ("target_logits", "logits")), strict=True)
-    )
+    ]
+    x, target = (options.applied(rows) for rows, options in both)
     if jnp.float64 in (x.dtype, target.dtype):
         x, target = x.astype(jnp.float64), target.astype(jnp.float64)
     x, target = sharding.equalize([x, target], [False, False])
@@ -307,7 +308,7 @@ def softmax_kl_divergence(
     label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)
     kept = []
     for rows in (x, target):
-        measures, largest = calls.measures(rows, label, scales)
+        measures, largest = calls.measures(rows, label, LogitOptions(scales=scales))
         kept += [largest, measures[..., 1:2]]
     loss = _divergence(x, target, loss_measures.joined(kept), scales)
     weight = loss_arguments.weights_of_rows(name, weights, jnp.ones_like(label, bool), x)

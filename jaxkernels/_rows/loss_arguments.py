@@ -16,7 +16,7 @@ from jax.core import Tracer
 
 from jaxkernels._core import validate
 from jaxkernels._rows import last_axis
-from jaxkernels._rows.reference import compute_dtype
+from jaxkernels._rows.reference import LogitOptions, compute_dtype
 
 # Options that accept a number; some accept an array too.
 NUMBERS = ("weights", "label_smoothing", "z_loss", "logit_soft_cap", "temperature")
@@ -80,8 +80,8 @@ def rows_of_logits(
     soft_cap: Any,
     temperature: Any,
     order: tuple[str, str] = ("logits", "labels"),
-) -> tuple[jax.Array, jax.Array | None]:
-    """Prepares logits for the kernels: classes last, -inf under the mask; and the scales of their rows.
+) -> tuple[jax.Array, LogitOptions]:
+    """Prepares logits for the kernels, with the classes last, and their mask and scales.
 
     `order` has the names of the function's first two arguments; `logits` are the first.
     """
@@ -113,10 +113,9 @@ def rows_of_logits(
         if mask.ndim > 0:
             _check_fits_logits(name, "where", mask, x.shape, at, hint if hides_rows else "")
         mask = _moved_last(mask, x.ndim, at)
+        mask = jnp.broadcast_to(mask, (*mask.shape[:-1], x.shape[at]))
     x = last_axis.moved_last(x, (at,))
-    scales = scales_of_rows(name, soft_cap, temperature, x)
-    x = x if mask is None else jnp.where(mask, x, jnp.asarray(-jnp.inf, x.dtype))
-    return x, scales
+    return x, LogitOptions(mask, scales_of_rows(name, soft_cap, temperature, x))
 
 
 def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:

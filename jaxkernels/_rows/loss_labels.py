@@ -23,7 +23,14 @@ from jaxkernels._rows.loss_measures import (
     measures_of,
     split,
 )
-from jaxkernels._rows.reference import row_sum, scaled, slope_of_scaled, widen
+from jaxkernels._rows.reference import (
+    hidden,
+    mask_of,
+    row_sum,
+    slope_of_scaled,
+    transformed,
+    widen,
+)
 
 
 def is_label(x: jax.Array, label: jax.Array) -> jax.Array:
@@ -40,6 +47,18 @@ def at_labels(x: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.where((label >= 0) & (label < x.shape[-1]), found, 0)
 
 
+def transformed_at_labels(x: jax.Array, label: jax.Array, *options: jax.Array) -> jax.Array:
+    """As `at_labels`, of transformed elements."""
+    is_label = (label >= 0) & (label < x.shape[-1])
+    given = [seen_at_labels(x, label, m) if m.dtype == bool else m for m in options]
+    return jnp.where(is_label, transformed(at_labels(x, label), *given), 0)
+
+
+def seen_at_labels(x: jax.Array, label: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mask at the labels of each row of x."""
+    return at_labels(compat.broadcast_like(mask, x), label).astype(bool)
+
+
 def sum_at_labels(x: jax.Array, label: jax.Array) -> jax.Array:
     """As `at_labels`; for one label by a sum, which XLA fuses with other sums of x."""
     is_one = label.shape[-1] == 1
@@ -51,15 +70,14 @@ def _without_label(label: jax.Array) -> jax.Array:
 
 
 def fwd_of_labels(
-    call: Callable[..., Any], x: jax.Array, label: jax.Array, *scales: jax.Array
+    call: Callable[..., Any], x: jax.Array, label: jax.Array, *options: jax.Array
 ) -> jax.Array:
     """The residuals of rows with several labels, from a call for rows without a label."""
-    kept = call(x, _without_label(label), *scales)
-    found = at_labels(x, label)
+    kept = call(x, _without_label(label), *options)
+    found = widen(transformed_at_labels(x, label, *options))
     # XLA's tanh differs from the kernel's: a logarithm of a probability could be positive.
-    if scales:
-        found = jnp.where(label < 0, 0, jnp.minimum(scaled(found, *scales), kept[..., :1]))
-    found = widen(found)
+    if len(options) > len(mask_of(options)):
+        found = jnp.where(label < 0, 0, jnp.minimum(found, kept[..., :1]))
     return joined([kept[..., :-1], jnp.where(label >= x.shape[-1], jnp.nan, found)])
 
 
@@ -71,13 +89,13 @@ def grad_of_labels(
     The last of equal labels writes the sum of their gradients. x is not read here, because the call may
     overwrite it.
     """
-    *scales, kept, cotangent = others
+    *options, kept, cotangent = others
     row, of = split(Residuals, kept), split(Measures, cotangent)
     of_nll = jnp.where(jnp.isnan(row.labelled) & (of.nll != 0), jnp.nan, of.nll)
     no = jnp.zeros_like(of.log_sum)
     of_lse = of.log_sum + row_sum(of_nll)
     without = joined(Measures(no, of_lse, of.entropy, of.distance))
-    dx = call(x, _without_label(label), *scales, joined([*row[:-1], no]), without)
+    dx = call(x, _without_label(label), *options, joined([*row[:-1], no]), without)
 
     order = jnp.argsort(label, axis=-1)
     label, of_nll, z = (at_labels(array, order) for array in (label, of_nll, row.labelled))
@@ -86,7 +104,11 @@ def grad_of_labels(
     p, dz = grad_without_labels(z, kept, cotangent)
     dz = dz + own * jnp.expm1(-split(Measures, measures_of(kept)).nll) + of_others * p
     dz = jnp.where(jnp.any(cotangent != 0, -1, keepdims=True), dz, 0)
-    dz = dz * slope_of_scaled(z, *scales) if scales else dz
+    for option in options:
+        if option.dtype == bool:
+            dz = hidden(dz, seen_at_labels(x, label, option), 0)
+        else:
+            dz = dz * slope_of_scaled(z, option)
     return _with_elements(dx, jnp.where(is_last, label, -1), dz.astype(dx.dtype))
 
 

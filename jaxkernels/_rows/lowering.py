@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
-from jaxkernels._rows import calls, partitioning, plan
+from jaxkernels._rows import calls, partitioning, plan, reference
 from jaxkernels._rows.contract import RowKernel
 
 
@@ -52,6 +52,13 @@ def lower_kernel(
     if shapes[0][-1] == 0 and any(x.is_of_row for x in kernel.operation.results):
         return traced(functools.partial(kernel.reference, **attributes))  # needs no kernel
     splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
+    if attributes.get("has_mask") and kernel.operation.takes_label:
+        # XLA would gather the logits for a mask that rows share, as for a column below.
+        is_shared = shapes[2][:-1] != shapes[0][:-1]
+        gathers = is_shared and not splits and partitioned_calls.may_be_split(ctx)
+        # GPU kernels of losses read no mask, and handlers none of many dimensions that broadcast.
+        if platform == "cuda" or gathers or len(shapes[0]) > 9:
+            return traced(functools.partial(_masked_by_xla, kernel, **options, **attributes))
     dtype = attributes.get("result_dtype")
     if dtype and splits:  # the kernel itself converts on one device only
         call = functools.partial(kernel, **options, **{**attributes, "result_dtype": None})
@@ -83,6 +90,26 @@ def lower_kernel(
         extra_attributes=partitioned_calls.batch_partitioning_attributes(ctx, row_dims),
     )
     return rule(ctx, *operands, **calls.attributes_of(operation, tier, **attributes))
+
+
+def _masked_by_xla(
+    kernel: RowKernel,
+    x: jax.Array,
+    label: jax.Array,
+    mask: jax.Array,
+    *others: jax.Array,
+    has_mask: bool,
+    **params: Any,
+) -> Any:
+    """The results of a loss without a mask: XLA hides logits and gradients."""
+    del has_mask
+    mask = compat.broadcast_like(mask, x)
+    found = kernel(reference.hidden(x, mask), label, *others, **params)
+    if not kernel.operation.stores_elements:
+        return found
+    first, *rest = found if kernel.primitive.multiple_results else [found]
+    dx = reference.hidden(first, mask, 0)
+    return [dx, *rest] if rest else dx
 
 
 def whole(

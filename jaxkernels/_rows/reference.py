@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,39 @@ def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     if scales_move:
         tangent -= _or_zero(y) * dscales[..., :1]
     return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
+
+
+class LogitOptions(NamedTuple):
+    """The mask and the scales of logits, as operands of the kernels of losses.
+
+    Attributes:
+        mask: bool, of the rank of the logits; its last dimension is that of the logits, others may be 1.
+        scales: those of `scaled`.
+    """
+
+    mask: jax.Array | None = None
+    scales: jax.Array | None = None
+
+    def applied(self, x: jax.Array) -> jax.Array:
+        """The logits with these options, by plain JAX."""
+        return transformed(x, *(option for option in self if option is not None))
+
+
+def transformed(x: jax.Array, *options: jax.Array) -> jax.Array:
+    """Logits with -inf where a mask hides them, then `scaled`; `options` are the mask and the scales, if given."""
+    for option in options:
+        x = hidden(x, option) if option.dtype == bool else scaled(x, option)
+    return x
+
+
+def mask_of(options: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """The mask of the options of `transformed`, in a sequence that is empty if they have none."""
+    return [option for option in options if option.dtype == bool]
+
+
+def hidden(x: jax.Array, mask: jax.Array, value: float = -jnp.inf) -> jax.Array:
+    """`x` with `value` where the mask is False."""
+    return jnp.where(mask, x, jnp.asarray(value, x.dtype))
 
 
 def slope_of_scaled(y: jax.Array, scales: jax.Array) -> jax.Array:

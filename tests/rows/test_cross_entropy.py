@@ -271,6 +271,9 @@ def test_shapes_that_broadcast():
     hidden = np.where(seen, X, -np.inf)
     with np.errstate(all="ignore"):
         close(jk.cross_entropy(X, LABEL, where=seen), nll(hidden, LABEL))
+    rows, alternating = (1, 2, 1, 2) * 5, (1, 2, 1, 1) * 5  # more often than kernels can
+    many, seen = np.broadcast_to(X[0, 0], (*rows, 7)), np.broadcast_to(seen, (*alternating, 7))
+    close(jk.cross_entropy(many, 5, where=seen), np.full(rows, nll(hidden[0, 0], np.array(5))))
 
 
 NEUTRAL = np.array([[1.0, -1, 0, 2, -2]], np.float32)

@@ -214,11 +214,37 @@ def test_no_second_array_of_their_size(donated, dtype, options, reduction):
 
 @reductions
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_mask_costs_one_copy_of_the_logits(dtype, reduction):
+def test_a_mask_costs_one_copy_of_the_logits_on_a_gpu(dtype, reduction):
     x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
     options = ALL | {"where": jnp.arange(4096) > 0}
     program = jax.jit(value_and_gradient(reduction, **options))
-    assert part_of_logits(x, program.lower(x, label).compile()) < 1 + MOST
+    copies = 1 if cases.ON_GPU else 0
+    assert part_of_logits(x, program.lower(x, label).compile()) < copies + MOST
+
+
+@reductions
+@pytest.mark.parametrize("how", ["export", "shard_map"])
+def test_a_mask_that_rows_share_gathers_no_logits(grid, how, reduction):
+    """Python splits no call of an exported program, or of one over some mesh axes."""
+    x, label, seen = np.zeros((64, 128), np.float32), np.zeros(64, np.int32), np.arange(128) > 0
+    rows, whole = NamedSharding(grid, P(("a", "b"))), NamedSharding(grid, P())
+
+    def gradient(x, label, seen):
+        return jax.grad(
+            lambda x: jnp.sum(jk.cross_entropy(x, label, where=seen, reduction=reduction))
+        )(x)
+
+    if how == "shard_map":
+        specs = {"in_specs": (P("a"), P("a"), P()), "out_specs": P("a"), "axis_names": {"a"}}
+        gradient = jax.shard_map(gradient, mesh=grid, **specs)
+    operands = [
+        jax.device_put(*given) for given in zip((x, label, seen), (rows, rows, whole), strict=True)
+    ]
+    program = jax.jit(gradient, out_shardings=rows)
+    if how == "export":
+        exported = jax.export.export(program, disabled_checks=jk.export_checks())(*operands)
+        program = jax.jit(exported.call, out_shardings=rows)
+    assert "all-gather" not in collectives(program.lower(*operands).compile().as_text())
 
 
 @cases.tiers

@@ -16,6 +16,7 @@ import jaxkernels.optax
 from jaxkernels.verify.truth.losses import Rows
 
 LABEL = np.array([0, 3, 1, 1, -1, 2], np.int32)
+SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
 SMOOTHING = {"none": 0.0, "traced 0": None, "some": 0.1}
 
 
@@ -70,6 +71,57 @@ def test_finite_logits_have_finite_results(dtype, reduction, smoothing, implemen
                 found = np.where(counted, np.asarray(value[0], np.float64), 0)
                 assert_within(found, want * counted, limit * counted, (cols, "loss"))
                 assert not np.asarray(dx, np.float64)[4].any() or more
+
+
+SHAPES = [(40, 3), (40, 40), (7, 300), (1, 70001)]
+
+
+@pytest.mark.half_on_a_cpu
+@pytest.mark.parametrize("of", ["none", "mean", "several ids"])
+@pytest.mark.parametrize("scales", SCALES, ids=lambda options: "+".join(options) or "plain")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_hidden_classes(dtype, shape, scales, of):
+    """A label that is hidden, a row of hidden classes, and hidden NaN and inf; masks of one row, of each, and both."""
+    rng = np.random.default_rng(0)
+    with x64(dtype):
+        x = rng.standard_normal(shape).astype(dtype)
+        of_class = rng.random(shape[-1]) < 0.7
+        of_class[0] = True
+        for mask in (
+            of_class,
+            of_class | (rng.random(shape) < 0.5),
+            np.zeros((1, shape[-1]), bool),
+        ):
+            mask[..., 1] = False
+            seen = np.broadcast_to(mask, shape)
+            label = np.where(np.arange(shape[0]) % 3 == 1, 1, 0)
+            given = jnp.where(seen, x, jnp.where(np.arange(shape[-1]) % 2 == 0, jnp.nan, jnp.inf))
+
+            def loss(x, implementation, mask=mask, label=label):
+                options = {"where": mask, "implementation": implementation, **scales}
+                if of == "several ids":
+                    ids = jnp.stack([label, label * 0, label * 0 - 1, label], -1)
+                    return jk.token_log_probs(x, ids, return_entropy=True, **options)
+                return jk.cross_entropy(x, label, label_smoothing=0.1, reduction=of, **options)
+
+            def both(x, implementation, loss=loss):
+                value, vjp = jax.vjp(lambda x: loss(x, implementation), x)
+                return value, vjp(jax.tree.map(jnp.ones_like, value))[0]
+
+            (got, dx), (want, dy) = (
+                jax.jit(functools.partial(both, implementation=i))(given) for i in (None, "xla")
+            )
+            assert (np.where(seen, 0, dx) == 0).all()
+            tolerance = (
+                {"rtol": 0.02, "atol": 1e-4}
+                if dtype == "bfloat16"
+                else {"rtol": 1e-5, "atol": 1e-6}
+            )
+            for a, b in zip(jax.tree.leaves((got, dx)), jax.tree.leaves((want, dy)), strict=True):
+                np.testing.assert_allclose(
+                    *(np.asarray(y, np.float64) for y in (a, b)), **tolerance
+                )
 
 
 def test_masked_classes_behind_a_temperature():
@@ -170,7 +222,6 @@ def test_smoothing_moves_classes_of_the_smallest_number(largest, implementation)
     np.testing.assert_allclose(dx, [-0.425, -0.025, -0.025, 0.475], rtol=1e-5)
 
 
-SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
 

@@ -164,9 +164,9 @@ def test_slices(offset, algorithm, trans_a, trans_b):
 def test_alpha_and_beta(algorithm, k):
     """Both take each of 0, 1 and -0.5, with rows of C aligned and not; k = 0 leaves beta * C. A beta of 0 hides NaN in C."""
     problems = []
-    for n in (64, 67):
-        a, b = cases.operand("normal", (70, k)), cases.operand("normal", (k, n))
-        c = cases.operand("outliers", (70, n))
+    for m, n in ((64, 64), (70, 67)):
+        a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n))
+        c = cases.operand("outliers", (m, n))
         for alpha, beta in itertools.product((0.0, 1.0, -0.5), repeat=2):
             given = c if beta else np.full_like(c, np.nan)
             problems.append((a, b, given, {"alpha": alpha, "beta": beta}))

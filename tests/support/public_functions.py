@@ -185,6 +185,19 @@ def plain_mean_divergence(x, target, weights, seen):
     return jnp.sum(plain_divergence(x, target, weights, seen=seen)) / jnp.sum(weights)
 
 
+def masked_loss(x, label, seen, temperature, **options):
+    """A loss whose labels are the first class, which is visible."""
+    options |= {"where": seen, "temperature": temperature, "label_smoothing": 0.1}
+    return jk.cross_entropy(x, jnp.minimum(label, 0), reduction="mean", **options)
+
+
+def plain_masked_loss(x, label, seen, temperature):
+    log_p = jax.nn.log_softmax(x / jnp.expand_dims(temperature, -1), where=seen)
+    smooth = jnp.sum(jnp.where(seen, log_p, 0), -1) / jnp.sum(seen, -1)
+    loss = -0.9 * log_p[..., 0] - 0.1 * smooth
+    return jnp.sum(jnp.where(label >= 0, loss, 0)) / jnp.sum(label >= 0)
+
+
 def linear(x, w, label, bias, **options):
     options |= {"bias": bias, "label_smoothing": 0.1, "return_lse": True, "return_entropy": True}
     return jk.linear_cross_entropy(x, w, label, **options)
@@ -291,6 +304,12 @@ FUNCTIONS = {
         ),
         lambda x, label, w, t: plain_mean(jnp.moveaxis(x, 0, -1), label, w, temperature=t, cap=4.0),
         ("normal cbr", "label br", "positive br", "positive 1r"),
+        **LOSS,
+    ),
+    "cross_entropy-masked": Function(
+        masked_loss,
+        plain_masked_loss,
+        ("normal brc", "label br", "seen 1rc", "positive b1"),
         **LOSS,
     ),
     "cross_entropy-scaled": Function(

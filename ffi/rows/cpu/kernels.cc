@@ -9,7 +9,7 @@ bool MayShareRows(const RowCall& call) {
 
 int64_t BuffersOf(const RowCall& call) {
   const bool is_half = IsHalf(call.dtype), caps = call.scales.count > 1;
-  const int64_t inputs = is_half ? InputsOf(call.operation) : call.scales.data != nullptr ? 1 : 0;
+  const int64_t inputs = is_half ? InputsOf(call.operation) : TransformsLogits(call) ? 1 : 0;
   return inputs + (is_half && caps ? 1 : 0);
 }
 

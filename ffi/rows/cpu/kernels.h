@@ -47,8 +47,14 @@ struct RowRange {
 // f32 forward 557, 1052; f32 grad 754, 1380; bf16 forward 564, 885; bf16 grad 576, 1165
 bool MayShareRows(const RowCall& call);
 
+// Whether a loss has scales or a mask.
+inline bool TransformsLogits(const RowCall& call) {
+  return TraitsOf(call.operation).TakesLabel() &&
+         (call.scales.data != nullptr || call.attention.mask != nullptr);
+}
+
 // Number of buffers of a row in the compute type, except for attention: inputs of half types,
-// scaled logits, and results of half types with a cap.
+// transformed logits, and results of half types with a cap.
 int64_t BuffersOf(const RowCall& call);
 
 // Bytes of all buffers for shared rows, also for attention.

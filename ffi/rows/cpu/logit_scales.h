@@ -1,4 +1,5 @@
-// The temperature and the soft cap of a row of logits on the CPU; cuda/logit_scale.cuh has CUDA's.
+// The temperature, the soft cap and the mask of rows of logits on the CPU; cuda/logit_scale.cuh has
+// CUDA's scales.
 //
 // Owns: the transform of elements in the compute type, and its derivative. Must not know: how rows
 // are loaded and reduced, XLA, threads.
@@ -43,13 +44,29 @@ JK_INLINE C SlopeAt(C capped, C inverse_range) {
   return C(1) - ratio * ratio;
 }
 
-// Transforms `count` rows of n logits from row `row` on.
-template <typename C>
-JK_INLINE void ScaleRows(const RowScales& scales, int64_t row, int64_t count, int64_t n,
-                         const C* from, C* to) {
+// Copies n columns of each of `count` rows, from row `row` and column `begin` on, with `value` for
+// hidden elements. Does nothing without a mask. `to` may be `from`.
+template <typename T>
+JK_INLINE void HideRows(const RowCall& call, int64_t row, int64_t count, int64_t begin, int64_t n,
+                        T value, const T* from, T* to) {
   for (int64_t r = 0; r < count; ++r, from += n, to += n) {
-    const LogitScale<C> scale(scales, row + r);
-    if (scales.count == 1) {
+    const uint8_t* const mask = call.attention.MaskOf(row + r, call.arrays.cols);
+    if (mask == nullptr) return;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) to[i] = mask[begin + i] != 0 ? from[i] : value;
+  }
+}
+
+// Scales n columns of each of `count` rows, from row `row` and column `begin` on. A hidden element
+// becomes -inf.
+template <typename C>
+JK_INLINE void TransformRows(const RowCall& call, int64_t row, int64_t count, int64_t begin,
+                             int64_t n, const C* from, C* to) {
+  HideRows(call, row, count, begin, n, -kInf<C>, from, to);
+  if (call.attention.mask != nullptr) from = to;
+  for (int64_t r = 0; call.scales.count > 0 && r < count; ++r, from += n, to += n) {
+    const LogitScale<C> scale(call.scales, row + r);
+    if (call.scales.count == 1) {
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) to[i] = from[i] * scale.factor;
     } else {
@@ -59,14 +76,15 @@ JK_INLINE void ScaleRows(const RowScales& scales, int64_t row, int64_t count, in
   }
 }
 
-// Multiplies derivatives with respect to capped logits by the derivative of the cap.
+// The derivatives with respect to logits, given those with respect to transformed ones.
 template <typename C>
-JK_INLINE void MultiplyBySlopes(const RowScales& scales, int64_t row, int64_t count, int64_t n,
-                                const C* capped, C* gradient) {
-  for (int64_t r = 0; r < count; ++r, capped += n, gradient += n) {
-    const LogitScale<C> scale(scales, row + r);
+JK_INLINE void FinishGradients(const RowCall& call, int64_t row, int64_t count, int64_t begin,
+                               int64_t n, const C* transformed, C* gradient) {
+  HideRows(call, row, count, begin, n, C(0), gradient, gradient);
+  for (int64_t r = 0; call.scales.count > 1 && r < count; ++r, transformed += n, gradient += n) {
+    const LogitScale<C> scale(call.scales, row + r);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) gradient[i] *= SlopeAt(capped[i], scale.inverse_range);
+    for (int64_t i = 0; i < n; ++i) gradient[i] *= SlopeAt(transformed[i], scale.inverse_range);
   }
 }
 
@@ -84,7 +102,8 @@ struct GroupScales {
   }
 };
 
-// As ScaleRows and MultiplyBySlopes, for kLanes transposed rows; those from `count` on are padding.
+// As TransformRows and FinishGradients, for kLanes transposed rows without a mask; those from
+// `count` on are padding.
 template <typename C>
 JK_INLINE void ScaleColumns(const RowScales& scales, int64_t row, int64_t count, int64_t size,
                             C* x) {

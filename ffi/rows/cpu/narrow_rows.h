@@ -74,7 +74,7 @@ JK_INLINE void StoreColumns(const C* from, DType dtype, int64_t cols, T* to) {
 
 template <typename T>
 JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
-  std::copy_n(from, left, to);
+  if (from != to) std::copy_n(from, left, to);
   std::fill(to + left, to + size, T{});
   return to;
 }
@@ -103,6 +103,15 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     const int64_t count = std::min(kLanes, range.end - row);
     const auto load = [&](int input, C* to) JK_INLINE_LAMBDA {
       const T* from = static_cast<const T*>(call.arrays.in[input]) + row * cols;
+      if constexpr (Op::kTakesLabel) {
+        if (call.attention.mask != nullptr) {
+          T hidden;
+          Narrow(-kInf<C>, call.dtype, &hidden);
+          OnThisMachine<HideRows<T>>(call, row, count, 0, cols, hidden, from,
+                                     static_cast<T*>(padded));
+          from = padded;
+        }
+      }
       if (count < kLanes) from = Padded(from, count * cols, size, padded);
       LoadColumns<kNarrowCols<Op>>(from, call.dtype, cols, to);
     };
@@ -183,6 +192,9 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       T* const out = static_cast<T*>(call.arrays.out) + row * cols;
       StoreColumns<kNarrowCols<Op>>(first, call.dtype, cols, count < kLanes ? padded : out);
       if (count < kLanes) std::copy_n(padded, count * cols, out);
+      if constexpr (Op::kTakesLabel) {
+        OnThisMachine<HideRows<T>>(call, row, count, 0, cols, T{}, static_cast<const T*>(out), out);
+      }
     }
   }
 }

@@ -242,9 +242,9 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   const int64_t at_once = segments > 1 ? 1 : std::clamp<int64_t>(most, 1, kLanes);
   const bool loads = !is_shared || range.step == kFirst;
   const int64_t room = is_shared ? call.arrays.rows * cols : at_once * cols;
-  const bool scales = Op::kTakesLabel && call.scales.data != nullptr;
-  const bool caps = scales && call.scales.count > 1;           // derivatives need the capped logits
-  const bool has_buffers = (kIsHalf || scales) && !is_shared;  // scores are widened already
+  const bool transforms = Op::kTakesLabel && TransformsLogits(call);
+  const bool caps = transforms && call.scales.count > 1;  // derivatives need the capped logits
+  const bool has_buffers = (kIsHalf || transforms) && !is_shared;  // scores are widened already
   const Buffer<C> own(has_buffers ? room * BuffersOf(call) : 0);
   const Buffer<C> own_column(kIsHalf && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
   const C* column = nullptr;
@@ -265,10 +265,12 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       if (k == 0) on.out = ResultBuffer(out, buffer + (kIsHalf && caps ? room : 0));
     }
     if constexpr (Op::kTakesLabel) {
-      if (scales) {
+      if (transforms) {
         C* const buffer = wide + (is_shared ? first : 0);
         const C* const from = on.in[0];
-        if (loads) OnThisMachine<ScaleRows<C>>(call.scales, row, count, n / count, from, buffer);
+        if (loads) {
+          OnThisMachine<TransformRows<C>>(call, row, count, first_col, n / count, from, buffer);
+        }
         on.in[0] = buffer;
       }
     }
@@ -361,8 +363,9 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       if constexpr (Op::kTakesLabel) {
         const GroupColumns<C> results = {on.out, first_col, end_col, cols, 1};
         StoreExceptions<Op>(call, row, count, results, constants);
-        if (caps) {
-          OnThisMachine<MultiplyBySlopes<C>>(call.scales, row, count, n / count, on.in[0], on.out);
+        if (transforms) {
+          OnThisMachine<FinishGradients<C>>(call, row, count, first_col, n / count, on.in[0],
+                                            on.out);
         }
       }
       FlushMany(on.out, call.dtype, n, out);

@@ -76,6 +76,9 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
 }
 
 ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
+  if (call.attention.mask != nullptr && !GpuReadsMask(call.operation)) {
+    return Explain(call.operation, "no CUDA kernel reads its mask");
+  }
   if (call.arrays.rows == 0 || call.arrays.cols == 0) return ffi::Error::Success();
   RowProblem problem = ProblemOf(call);
   if (!FindAlignment(call, &problem)) {

@@ -135,7 +135,7 @@ const void* FindFunction(const RowPlan& plan) {
 
 template <typename Op>
 cudaError_t LaunchRowOp(const RowCall& call, const RowPlan& plan, cudaStream_t stream) {
-  static_assert(kHasMask<Op> == HasMask(Op::kOperation), "operations.h says otherwise");
+  static_assert(kHasMask<Op> == GpuReadsMask(Op::kOperation), "operations.h says otherwise");
   using T = typename Op::Storage;
   const RowArrays& arrays = call.arrays;
   RowArgs<Op> args = {};
