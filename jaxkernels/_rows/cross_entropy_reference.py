@@ -118,9 +118,13 @@ def cross_entropy_loss_jvp(
 
     `others` are the options, the `Coefficients`, the residuals, the gradient, and the tangent of x.
     """
-    *options, _, kept, gradient, dx = others
+    *options, numbers, kept, gradient, dx = others
     dx = _seen(dx, options)
     along = row_sum(widen(gradient) * widen(dx))
+    # The tangent of an infinite loss is NaN, although the gradient of hidden classes is 0.
+    row, cotangent = split(Residuals, kept), cotangent_of(label, kept, numbers)
+    is_spoiled = (row.rest + row.count == 0) & jnp.any(cotangent != 0, -1, keepdims=True)
+    along = jnp.where(is_spoiled, jnp.nan, along)
     return [along, cross_entropy_jvp(x, label, *options, kept, dx, **flags)]
 
 
