@@ -164,7 +164,7 @@ def cross_entropy(
         * Concrete labels and options are checked. If they are on a device, `jax.device_get` copies them
           to the host, which waits for them. Traced ones are not checked.
         * Logits donated to `jax.jit` become their gradient in place if the argument itself reaches the
-          kernel with whole rows. This excludes loops, reshaped or masked logits, axes other
+          kernel with whole rows. This excludes loops, reshaped logits, on a GPU masked ones, axes other
           than the last, and sharded classes.
         * The kernels apply a temperature and a soft cap in the compute type as they read the logits. A
           float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's tanh has an

@@ -1,6 +1,6 @@
 """Arithmetic of rows in plain JAX, along the last axis, which the references of several operations share.
 
-Owns: compute dtypes, sums and maxima of rows, caps and temperatures of logits, bands of attention scores.
+Owns: compute dtypes, sums and maxima of rows, what hides and scales logits, bands of attention scores.
 Must not know: operations, primitives.
 """
 
