@@ -47,7 +47,7 @@ struct RowCall {
   DType dtype = DType::kFloat32;         // of the elements
   DType result_dtype = DType::kFloat32;  // of the results: equal, or narrower (MayNarrow)
   RowArrays arrays = {};
-  MaskedRows attention = {};        // for attention operations; losses use its mask alone
+  MaskedRows masking = {};          // for attention operations; losses use its mask alone
   const int32_t* labels = nullptr;  // a column per row; may be out of range
   RowScales scales = {};
   RowScalars scalars_in[2] = {}, scalars_out = {};

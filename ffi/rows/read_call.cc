@@ -249,9 +249,9 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
       return CheckElements(traits, operand, x);
     case Role::kBroadcast:
       call->arrays.in[1] = buffer.untyped_data();
-      return ReadBias(traits, operand, x, &call->attention);
+      return ReadBias(traits, operand, x, &call->masking);
     case Role::kMask:
-      return ReadMask(traits, operand, x.buffer, &call->attention);
+      return ReadMask(traits, operand, x.buffer, &call->masking);
     case Role::kLabel:
       return ReadLabels(traits, operand, x, call);
     case Role::kRow:
@@ -319,7 +319,7 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
     error = ReadStatisticsOf(traits, *statistics, x, call);
   }
   if (error.success() && traits.hides) {
-    error = ReadScaleAndBand(traits, attributes, x, &call->attention);
+    error = ReadScaleAndBand(traits, attributes, x, &call->masking);
   }
   std::size_t at = 0;
   int numbers[std::size(kRoleNames)] = {};

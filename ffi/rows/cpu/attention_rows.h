@@ -42,7 +42,7 @@ JK_INLINE bool LoadScores(const RowCall& call, int64_t row, const ColumnRange& r
                           CpuComputeType<T>* t, CpuComputeType<T>* buffer) {
   using C = CpuComputeType<T>;
   const RowArrays& all = call.arrays;
-  const MaskedRows& attention = call.attention;
+  const MaskedRows& attention = call.masking;
   const int64_t n = range.end - range.begin;
   const C scale = static_cast<C>(attention.scale);
   const int64_t at = row * all.cols + range.begin;
@@ -94,7 +94,7 @@ JK_INLINE void FillOutside(const ColumnRange& band, int64_t n, C fill, C* row) {
 template <typename Op, typename Result, typename Load, typename Finish>
 JK_INLINE void RunMasked(const RowCall& call, const RowRange& of, Load load, Finish finish) {
   using C = typename Op::C;
-  const MaskedRows& attention = call.attention;
+  const MaskedRows& attention = call.masking;
   const int64_t cols = call.arrays.cols;
   Result* const out = static_cast<Result*>(call.arrays.out);
   if (of.step != RowStep::kAll) {
@@ -184,7 +184,7 @@ JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
 template <typename T>
 JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
-  const C scale = static_cast<C>(call.attention.scale);
+  const C scale = static_cast<C>(call.masking.scale);
   RunMasked<SoftmaxGrad<OfLoaded<T>>, T>(
       call, range,
       [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {

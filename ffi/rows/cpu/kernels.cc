@@ -3,7 +3,7 @@
 namespace jaxkernels {
 
 bool MayShareRows(const RowCall& call) {
-  const bool is_open = !HidesElements(call.operation) || call.attention.IsOpen();
+  const bool is_open = !HidesElements(call.operation) || call.masking.IsOpen();
   return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open;
 }
 

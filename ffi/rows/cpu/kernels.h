@@ -50,7 +50,7 @@ bool MayShareRows(const RowCall& call);
 // Whether a loss has scales or a mask.
 inline bool TransformsLogits(const RowCall& call) {
   return TraitsOf(call.operation).TakesLabel() &&
-         (call.scales.data != nullptr || call.attention.mask != nullptr);
+         (call.scales.data != nullptr || call.masking.mask != nullptr);
 }
 
 // Number of buffers of a row in the compute type, except for attention: inputs of half types,

@@ -50,7 +50,7 @@ template <typename T>
 JK_INLINE void HideRows(const RowCall& call, int64_t row, int64_t count, int64_t begin, int64_t n,
                         T value, const T* from, T* to) {
   for (int64_t r = 0; r < count; ++r, from += n, to += n) {
-    const uint8_t* const mask = call.attention.MaskOf(row + r, call.arrays.cols);
+    const uint8_t* const mask = call.masking.MaskOf(row + r, call.arrays.cols);
     if (mask == nullptr) return;
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) to[i] = mask[begin + i] != 0 ? from[i] : value;
@@ -63,7 +63,7 @@ template <typename C>
 JK_INLINE void TransformRows(const RowCall& call, int64_t row, int64_t count, int64_t begin,
                              int64_t n, const C* from, C* to) {
   HideRows(call, row, count, begin, n, -kInf<C>, from, to);
-  if (call.attention.mask != nullptr) from = to;
+  if (call.masking.mask != nullptr) from = to;
   for (int64_t r = 0; call.scales.count > 0 && r < count; ++r, from += n, to += n) {
     const LogitScale<C> scale(call.scales, row + r);
     if (call.scales.count == 1) {

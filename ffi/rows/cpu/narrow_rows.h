@@ -104,7 +104,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     const auto load = [&](int input, C* to) JK_INLINE_LAMBDA {
       const T* from = static_cast<const T*>(call.arrays.in[input]) + row * cols;
       if constexpr (Op::kTakesLabel) {
-        if (call.attention.mask != nullptr) {
+        if (call.masking.mask != nullptr) {
           T hidden;
           Narrow(-kInf<C>, call.dtype, &hidden);
           OnThisMachine<HideRows<T>>(call, row, count, 0, cols, hidden, from,

@@ -53,7 +53,7 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
   const int begin = place(has_out ? arrays.out : arrays.in[0], PackOf(call.dtype) * leading_width);
   problem->offset = begin / leading_width;
   bool at_elements = begin % leading_width == 0;
-  problem->broadcast_aligned = place(call.attention.mask, MaskAlignment(call.dtype)) == 0 &&
+  problem->broadcast_aligned = place(call.masking.mask, MaskAlignment(call.dtype)) == 0 &&
                                place(call.column.data, kPackBytes) == 0;
   const int compute_width = ComputeWidth(call.dtype);
   at_elements &= place(call.column.data, call.column.wide ? compute_width : width) == 0;
@@ -76,7 +76,7 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
 }
 
 ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
-  if (call.attention.mask != nullptr && !GpuReadsMask(call.operation)) {
+  if (call.masking.mask != nullptr && !GpuReadsMask(call.operation)) {
     return Explain(call.operation, "no CUDA kernel reads its mask");
   }
   if (call.arrays.rows == 0 || call.arrays.cols == 0) return ffi::Error::Success();
@@ -88,10 +88,10 @@ ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
   if (found.limits == nullptr) return Unavailable(call.operation, found.error);
   const RowPlanResult planned = PlanRows(problem, *found.limits);
   if (!planned.error.empty()) return Explain(call.operation, planned.error);
-  if (call.part == Part::kWhole && call.attention.mask != nullptr) {
+  if (call.part == Part::kWhole && call.masking.mask != nullptr) {
     const int64_t row_bytes = 2 * problem.cols * ByteWidth(problem.dtype);
-    call.attention.order =
-        OrderOfRows(call.attention.mask_rows, problem.rows, row_bytes, ArchOf(*found.limits));
+    call.masking.order =
+        OrderOfRows(call.masking.mask_rows, problem.rows, row_bytes, ArchOf(*found.limits));
   }
 
   const cudaError_t status = LaunchRows(call, planned.plan, stream);

@@ -36,7 +36,7 @@ struct AttentionRows {
   C scale = 1;
 
   void Take(const RowCall& call) {
-    rows = call.attention;
+    rows = call.masking;
     scale = static_cast<C>(rows.scale);
   }
 
