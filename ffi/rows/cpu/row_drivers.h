@@ -230,7 +230,7 @@ template <typename Op, int kVectors>
 JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  constexpr bool kIsHalf = !std::is_same_v<T, C>;
+  constexpr bool kWidens = !std::is_same_v<T, C>;
   constexpr RowStep kFirst = Op::kUsesMax    ? RowStep::kMax
                              : Op::kSums > 0 ? RowStep::kSums
                                              : RowStep::kResults;
@@ -244,9 +244,9 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   const int64_t room = is_shared ? call.arrays.rows * cols : at_once * cols;
   const bool transforms = Op::kTakesLabel && TransformsLogits(call);
   const bool caps = transforms && call.scales.count > 1;  // derivatives need the capped logits
-  const bool has_buffers = (kIsHalf || transforms) && !is_shared;  // scores are widened already
+  const bool has_buffers = (kWidens || transforms) && !is_shared;  // scores are widened already
   const Buffer<C> own(has_buffers ? room * BuffersOf(call) : 0);
-  const Buffer<C> own_column(kIsHalf && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
+  const Buffer<C> own_column(kWidens && Op::kTakesColumn ? (is_shared ? 2 * size : cols) : 0);
   const C* column = nullptr;
   C* const wide = is_shared ? static_cast<C*>(range.room) : own.data();
   const auto makes = [&](RowStep step) { return !is_shared || range.step == step; };
@@ -262,7 +262,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
       C* const buffer = wide + k * room + (is_shared ? first : 0);
       const T* const from = static_cast<const T*>(call.arrays.in[k]) + first;
       on.in[k] = LoadMany(from, call.dtype, loads ? n : 0, buffer);
-      if (k == 0) on.out = ResultBuffer(out, buffer + (kIsHalf && caps ? room : 0));
+      if (k == 0) on.out = ResultBuffer(out, buffer + (kWidens && caps ? room : 0));
     }
     if constexpr (Op::kTakesLabel) {
       if (transforms) {
