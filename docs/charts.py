@@ -1,7 +1,5 @@
 """Charts as SVG text: bars, lines and dots in panels, in the colours of the reader's light or dark screen."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

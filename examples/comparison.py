@@ -1,7 +1,5 @@
 """Helpers of several examples: the difference of two results, the kernels that a program calls, and a table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -9,8 +9,6 @@ and gradients are equal within rounding, and the compiled program names our kern
 Run: python examples/equinox_module.py [--length N]    (exit code 1 if anything differs)
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

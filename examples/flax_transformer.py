@@ -11,8 +11,6 @@ Run: python examples/flax_transformer.py [--length N] [--dropout P] [--dtypes fl
 (exit code 1 if they differ)
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -14,8 +14,6 @@ TF32 sums in float32 too.
 Run: python examples/gaussian_process.py [--points N] [--steps N]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -11,8 +11,6 @@ On a GPU a product with a symbolic size runs the kernel ``pipelined``.
 Run: python examples/serve_exported.py [--folder FOLDER]    (exit code 1 if an answer differs)
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

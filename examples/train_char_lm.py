@@ -8,8 +8,6 @@ Run: python examples/train_char_lm.py [--short] [--attention flax|jaxkernels]
 The short form takes half a minute on two CPU cores; the full one needs a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sysconfig

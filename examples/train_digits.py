@@ -9,8 +9,6 @@ compiled program.
 Run: python examples/train_digits.py [--epochs N] [--learning-rate R]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -9,8 +9,6 @@ and results.
 Run: python examples/train_without_logits.py [--steps N] [--max-megabytes M]
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial

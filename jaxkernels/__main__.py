@@ -5,8 +5,6 @@ the reason if it is not live, and the errors measured by a self-test of about a 
 if a result is wrong, no target is live, or a CUDA device has no kernels, and 0 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -4,8 +4,6 @@ Owns: which problems. They run through the public functions under jit, so that a
 program works, by our kernels and not by XLA's. A CPU's matrix products are XLA's own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

@@ -4,8 +4,6 @@ If a page includes a whole document of the repository, links to that document le
 to the repository itself, whose address is in `mkdocs.yml`.
 """
 
-from __future__ import annotations
-
 import ast
 import html as characters
 import logging

@@ -14,8 +14,6 @@ takes ten times as long, and JAX's derivatives of `lax.dot_general` have such la
 Owns: these products. Must not know: which of them a caller needs, or what scores are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias

@@ -3,8 +3,6 @@
 Owns: their errors about shapes, dtypes and choices. Must not know: how attention is computed.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias, get_args
 

@@ -7,8 +7,6 @@ documented, and `_is_faster_in_cudnn` and `_is_large` those for which they are s
 Owns: every rule of the choice. Must not know: primitives, or how a program is made.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

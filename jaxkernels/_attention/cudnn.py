@@ -8,8 +8,6 @@ Owns: JAX's private functions of cuDNN, which are imported when they are first u
 boolean masks, lengths and fully masked queries. Must not know: when cuDNN is chosen.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from types import ModuleType

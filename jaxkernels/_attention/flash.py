@@ -9,8 +9,6 @@ Owns: the transformation rules and lowerings. Must not know: what users may pass
 computed (`plain`, `cudnn`, `tensor_cores`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ if their size divides one of them. Otherwise their devices compute the same.
 Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -7,8 +7,6 @@ Owns: the conversion of masks, lengths and bands for the row operation. Must not
 pass, layouts of products (`products`), or how masks and windows reach a kernel (`masked`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -3,8 +3,6 @@
 Owns: the order of the operands. Must not know: how attention is computed, or by which implementation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple

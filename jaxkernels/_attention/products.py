@@ -19,8 +19,6 @@ Owns: the conversion of (..., length, heads, depth) arrays to operands of a prod
 product, and this derivative. Must not know: masks, softmax, or the caller.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ Owns: their calls, and which problems they serve. Must not know: when they are c
 pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

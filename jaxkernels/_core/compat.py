@@ -6,8 +6,6 @@ three. The files that define primitives use `jax.interpreters` and `custom_parti
 Must not know: any operation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Owns: the default GPU. Must not know: what is planned.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

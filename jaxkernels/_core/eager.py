@@ -6,8 +6,6 @@ signature, so a later call costs no more than a call of a jitted JAX function.
 Owns: which calls are jitted. Must not know: what the functions compute.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

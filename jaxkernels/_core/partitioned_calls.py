@@ -4,8 +4,6 @@ Owns: whether a partitioner runs, both ways to inform it, and the private JAX st
 know: which dimensions an operation can split (each folder's `partitioning.py` knows).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

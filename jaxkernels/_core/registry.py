@@ -5,8 +5,6 @@ registers them, warns if no GPU of the machine can run them, and initialises no 
 functions that look for devices do. Must not know: what a target computes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 Owns: the `pcast` and `reshard` calls around a primitive. Must not know: which primitive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Owns: the errors of the public functions. Each has the class that jax.nn raises 
 its text contains the offending value. Must not know: primitives, devices.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 import re

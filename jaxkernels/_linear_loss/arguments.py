@@ -4,8 +4,6 @@ Owns: the checks of x, w, bias and their ids, and the errors. `name` is the publ
 name, and `argument` its argument with the ids. Must not know: how a loss is computed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

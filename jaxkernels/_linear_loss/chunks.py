@@ -22,8 +22,6 @@ that `where` hides, become -inf, so that no sum counts them and their gradient i
 Owns: the mathematics, the order of chunks, and how these call row kernels. Must not know: primitives, devices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -8,8 +8,6 @@ sums. Features are gathered.
 Owns: the sharding rule and the per-device functions. Must not know: what a chunk computes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

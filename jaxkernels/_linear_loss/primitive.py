@@ -10,8 +10,6 @@ computes these gradients with the loss. For second and higher derivatives JAX di
 Owns: the transformation rules. Must not know: what users may pass, or how a chunk is computed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence

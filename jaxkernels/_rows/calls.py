@@ -14,8 +14,6 @@ Owns: attributes, shapes and dtypes of the calls, and the combination of statist
 know: JAX's transformations, how arrays are sharded (`partitioning`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

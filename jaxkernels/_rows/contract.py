@@ -6,8 +6,6 @@ Owns: the records read from `ffi/rows/operations.h`, and that of a kernel. Must 
 transformations, what operations compute.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple

@@ -8,8 +8,6 @@ Owns: the primitives, their derivatives and their column-sharded forms. Must not
 pass (`cross_entropy`), how a kernel is launched.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

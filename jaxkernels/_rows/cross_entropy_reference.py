@@ -4,8 +4,6 @@ Owns: residuals, gradient and tangents of one row, along the last axis. JAX diff
 for second and higher derivatives. Must not know: axes, how arguments are checked, primitives.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ the tangents; where it has no kernel of its own, plain JAX computes it. Its tran
 Owns: the rules that make kernels each other's derivatives. Must not know: which operations exist.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

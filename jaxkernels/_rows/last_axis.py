@@ -4,8 +4,6 @@ Owns: the transpose, the merge and their explicit shardings. Must not know: what
 result is moved back.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

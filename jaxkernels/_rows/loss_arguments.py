@@ -4,8 +4,6 @@ Owns: the checks of shapes, dtypes and ranges, and their errors. `name` is the p
 errors name. Must not know: how a loss is computed.
 """
 
-from __future__ import annotations
-
 import operator
 from typing import Any, TypeAlias
 

@@ -4,8 +4,6 @@ Owns: how elements are read and written at labels, and how a call for rows witho
 with several labels. Must not know: axes, how labels are checked, primitives.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

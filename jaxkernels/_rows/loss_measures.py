@@ -6,8 +6,6 @@ The numbers are `Residuals`. `Measures` are computed from them, and a loss is a 
 Owns: these three and their derivatives. Must not know: how rows are reduced, axes, primitives.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar

@@ -6,8 +6,6 @@ Owns: the lowerings, and the choice between kernel, reference and XLA's own oper
 evaluation, batching, derivatives.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Owns: the two operations in plain JAX, and the derivative of the first. Must not
 (`masked`), how a kernel is launched.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from typing import Any

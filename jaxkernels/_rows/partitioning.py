@@ -8,8 +8,6 @@ gathered, because padding would take part in the reductions.
 Owns: the sharding rule and the per-device functions. Must not know: which operations exist.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

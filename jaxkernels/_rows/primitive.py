@@ -7,8 +7,6 @@ Owns: evaluation and batching. Must not know: what operations compute, how a ker
 (`lowering`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Owns: compute dtypes, sums and maxima of rows, what hides and scales logits, ban
 Must not know: operations, primitives.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Owns: the conversion of operands to those of the call. Must not know: primitives, derivatives, devices.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Owns: the errors of matmul, dot_general and sgemm about dtypes, factors, flags a
 know: primitives, shapes of operands, devices.
 """
 
-from __future__ import annotations
-
 import functools
 import numbers
 from typing import Any

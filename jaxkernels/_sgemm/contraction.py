@@ -4,8 +4,6 @@ Owns: which dimensions are transposed, merged or kept apart. Must not know: what
 (`matmul`), or how a product is computed (`primitive`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The options of a matrix product. This module imports nothing of JAX."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

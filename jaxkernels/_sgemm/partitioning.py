@@ -9,8 +9,6 @@ Owns: the sharding rule and the per-device functions. Must not know: the primiti
 is computed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

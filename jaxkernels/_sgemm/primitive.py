@@ -11,8 +11,6 @@ If dC is the cotangent of C = alpha op(A) op(B) + beta C_in:
 Owns: the transformation rules. Must not know: what users call it with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

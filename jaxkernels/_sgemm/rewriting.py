@@ -6,8 +6,6 @@ hold. All other equations keep their effects, names and source lines.
 Owns: the choice of products, and the rewriting of jaxprs. Must not know: how a product is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

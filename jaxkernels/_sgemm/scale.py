@@ -8,8 +8,6 @@ The derivative with respect to the factor is x, so f_bar depends on a NaN in x e
 Owns: the transformation rules. Must not know: matrix products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

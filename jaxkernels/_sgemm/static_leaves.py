@@ -3,8 +3,6 @@
 Owns: which leaves of a pytree are static, and their errors. Must not know: products, jaxprs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Command line of the benchmarks, with one sub-command per suite."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex

@@ -13,8 +13,6 @@
   ``xla`` name one. float32 layers also have shorter lengths and smaller depths.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Random attention layers: batch, query heads, key heads, lengths (including odd ones), depth, a mask or a bias."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The conditions of a run: device, driver, clock, power, versions, commit, date and command."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.metadata
 import os

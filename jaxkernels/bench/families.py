@@ -4,8 +4,6 @@ They show whether the speed and accuracy of a product depend on its data. Benchm
 device, and tests draw the same ones in float64 on the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

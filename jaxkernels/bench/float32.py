@@ -14,8 +14,6 @@ relative to its norm. ``trace ms`` is the processor time of tracing the program.
 by which it exceeds that of ``default`` is the cost of `float32_matmuls`.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable, Mapping

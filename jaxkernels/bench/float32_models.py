@@ -3,8 +3,6 @@
 Importing this module imports Flax. All contenders of a model have the same parameters.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

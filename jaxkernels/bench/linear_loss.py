@@ -14,8 +14,6 @@ One run compares:
 the norm of the difference from optax's gradients in float32, relative to their norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Any

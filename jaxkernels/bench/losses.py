@@ -22,8 +22,6 @@ Calls of ``few_rows`` are chained in one program: a gradient replaces x, and a l
 element.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The command line of suites: types of options, their keywords for ``add_argument``, and the parser."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of programs that several suites share: random inputs, chains, gradients, inspection."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A file of ``--json`` has a line for the run (suite, environment, settings), then
 Tables, plots and comparisons use only records.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -8,8 +8,6 @@ lists the cells that are lost, or slower by more than 2 % beyond the spread of t
 is then 1. With ``--from-json`` it compares two files without measuring.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

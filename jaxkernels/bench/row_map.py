@@ -12,8 +12,6 @@ Each cell times ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes
   cache. The copy is a negation, because XLA could remove a copy from a chain.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Sequence

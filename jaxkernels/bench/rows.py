@@ -15,8 +15,6 @@ The group ``few_rows`` of softmax has inputs so small that only the latency of a
 chained in one program.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

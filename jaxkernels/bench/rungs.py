@@ -12,8 +12,6 @@ Products of at most 16 rows or columns, which memory bandwidth bounds, have a ta
     python -m jaxkernels.bench rungs --products 160 --seed 1 --limit 180 --json rungs.json
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -13,8 +13,6 @@ The collectives of every compiled program are counted. The devices of a CPU are 
 cores. Each call is therefore waited for, and the times say nothing about GPUs.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

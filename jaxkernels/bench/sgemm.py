@@ -15,8 +15,6 @@ rounding counts as error. Errors are measured on sampled rows and columns of the
 because the float64 operands of a large product would not fit the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial, reduce

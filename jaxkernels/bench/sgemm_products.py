@@ -4,8 +4,6 @@
 these shapes are ones that nobody tunes for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A suite lists its cases, their contenders and their programs. The engine draws t
 ``timing`` to sample, and returns the records. ``__main__`` handles the command line, files and tables.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

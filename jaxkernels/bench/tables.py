@@ -3,8 +3,6 @@
 A `View` selects the cases and the columns of a table. A `Column` selects a value of each case.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

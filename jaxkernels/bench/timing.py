@@ -13,8 +13,6 @@
 * Nothing is donated. Each call writes a new output, into memory that earlier calls of the sample freed.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import time

@@ -10,8 +10,6 @@ The pass over memory is the ceiling of a case:
   elements (a remainder of fewer than 4096 is not read).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

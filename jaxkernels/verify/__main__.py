@@ -1,7 +1,5 @@
 """Command line: `python -m jaxkernels.verify --help`."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import concurrent.futures

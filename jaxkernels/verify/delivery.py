@@ -7,8 +7,6 @@ over some operands; the derivative is outside, between or inside. "turns" calls 
 member after another; an operand may be a JAX array, a NumPy array or a Python number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 A bundle depends only on the seed, its index, the operations that may be drawn, and the device, whose plans give lengths.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

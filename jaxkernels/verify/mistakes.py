@@ -1,7 +1,5 @@
 """`MISTAKES` that are planted into results, to show that each would be noticed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

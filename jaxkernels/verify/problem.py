@@ -1,7 +1,5 @@
 """Defines a problem, which fits on a command line, and the interface of a family of problems."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """How rows lie in an array, their lengths (those at which plans change, and near powers of two), and their masks."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 They are one compilation, which runs once for each draw, and again for some; a failure is that of one program and one draw.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import threading

@@ -3,8 +3,6 @@
 Kinds in `ALIKE` have rows whose roundings may all have one sign (see `truth.bounded.sum_error`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Families of problems: how each is drawn, called, and compared with its truth."""
 
-from __future__ import annotations
-
 from jaxkernels.verify.families.attention import Attention
 from jaxkernels.verify.families.distillation import Divergences
 from jaxkernels.verify.families.losses import TokenLosses

@@ -1,7 +1,5 @@
 """dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU also flash kernels, cuDNN's or ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """softmax_kl_divergence of logits and target logits, which are unrelated or nearly equal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

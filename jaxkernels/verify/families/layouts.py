@@ -4,8 +4,6 @@ Each layout is a dict of shapes (of a and b) and labels, as for einsum; a dimens
 capitals.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

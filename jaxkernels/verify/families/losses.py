@@ -1,7 +1,5 @@
 """cross_entropy of integer labels, and token_log_probs, with all options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """scaled_masked_softmax: masks and biases that broadcast, scales, bands, and empty rows."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The losses of `jaxkernels.optax`: of integer labels that may count from the end, and of probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

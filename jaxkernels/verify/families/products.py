@@ -1,7 +1,5 @@
 """matmul, dot_general, einsum, tensordot and sgemm: every one a contraction with labels, which is how its truth is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

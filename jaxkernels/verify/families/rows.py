@@ -1,7 +1,5 @@
 """softmax, log_softmax and logsumexp along any axes, with and without `where`; rms_norm with and without a scale."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ where it is narrower (else 0). Whatever is stored in 16 bits is rounded once mor
   whose weights and dp err by us.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Compares a result with the truth, element by element."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

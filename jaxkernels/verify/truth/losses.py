@@ -14,8 +14,6 @@ Losses are made of them, and gradients follow from their cotangents. The rules o
   derivative of plain JAX does: p c - c.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

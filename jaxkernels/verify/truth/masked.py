@@ -5,8 +5,6 @@ once each. The maximum has the same error, and cancels. Half types divide within
 there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

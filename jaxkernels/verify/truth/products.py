@@ -7,8 +7,6 @@ repairs leave errs by 2^-21 of the sum, and each of 64 terms that wgmma adds los
 k costs one more rounding.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The row operations of one array, computed in a much wider type than the kernels', and their bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
