@@ -36,7 +36,6 @@ REQUESTED = (1, 3, 4, 20, 32)
 # Relative to the largest probability: some hundred terms, each rounded by 6e-8.
 ALLOWED = 1e-5
 
-
 # The weights of queries, keys and values (3, FEATURES, FEATURES), and of logits (FEATURES, CLASSES).
 Weights = tuple[jax.Array, jax.Array]
 

@@ -16,6 +16,65 @@ int64_t BlockThreads(const RowProblem& problem, int pack) {
   return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
 }
 
+// Rows per staged chunk: they fill whole packs, and are a multiple of the rows that a warp computes
+// at once. Larger chunks are cheaper, as long as there are enough for all warps.
+int64_t StagedRows(const RowProblem& problem, int lanes, const DeviceLimits& limits) {
+  const int pack = PackOf(problem.dtype);
+  const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
+  const int64_t warps = int64_t{limits.sm_count} * (limits.threads_per_sm / 32);
+  const int chunk_bytes = kStagedChunkBytes[ArchOf(limits)];
+  int64_t rows = std::max<int64_t>(32 / lanes, pack / std::gcd<int64_t>(problem.cols, pack));
+  while (rows * row_bytes < chunk_bytes && 2 * rows * warps <= problem.rows) rows *= 2;
+  return rows;
+}
+
+RowBatches BatchesOf(const RowProblem& problem, const RowPlan& plan, const DeviceLimits& limits) {
+  const Arch arch = ArchOf(limits);
+  const int blocks = plan.cluster_blocks;
+  const int64_t at_once = WorkersAtOnce(arch, limits.sm_count, blocks, plan.blocks_per_sm);
+  RowBatches batches;
+  batches.halves = TakesRowsInBatches(problem.operation, arch, problem.dtype, blocks,
+                                      plan.blocks_per_sm, CeilDiv(problem.rows, at_once));
+  batches.workers = batches.halves ? at_once : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
+  batches.rounds = CeilDiv(problem.rows, batches.workers);
+  return batches;
+}
+
+// The plan of FewRowsKernel: the same blocks per row, twice the threads, and one worker per row.
+RowPlan FewRowsPlan(const RowProblem& problem, RowPlan plan, const DeviceLimits& limits) {
+  plan.few_rows = true;
+  plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);
+  plan.block_threads *= 2;
+  plan.smem_bytes = 0;
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kFewRowsRegisters, limits);
+  plan.batches = {};
+  plan.batches.workers = std::max<int64_t>(problem.rows, 1);
+  plan.batches.rounds = CeilDiv(problem.rows, plan.batches.workers);
+  return plan;
+}
+
+int ReadBlocksPerSm(const RowProblem& problem, int warps, const DeviceLimits& limits) {
+  const int leaf_bytes = StatisticsBytes(problem.operation, problem.dtype);
+  return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps),
+                  limits.BlocksPerSm(32 * warps, ReadSmemBytes(leaf_bytes)));
+}
+
+// Warps per block that minimise the makespan, given the leaves per block. A block takes
+// CeilDiv(leaves, warps) iterations plus kReadHalfTurnsOfRow half iterations.
+int WarpsForLeaves(const RowProblem& problem, int64_t leaves, int64_t blocks, int most,
+                   const DeviceLimits& limits) {
+  const int half_turns_of_row = kReadHalfTurnsOfRow[ArchOf(limits)];
+  int best = 1;
+  int64_t least = INT64_MAX;
+  for (int warps = 1; warps <= std::min<int64_t>(leaves, most); ++warps) {
+    const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(problem, warps, limits);
+    const int64_t time =
+        CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + half_turns_of_row);
+    if (time <= least) best = warps, least = time;
+  }
+  return best;
+}
+
 }  // namespace
 
 int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned) {
@@ -48,22 +107,6 @@ bool PrefersStaged(const RowProblem& problem, const DeviceLimits& limits, const 
   return warp_shape >= 0 && LeavesLanesIdle(traits, ArchOf(limits), problem.dtype,
                                             problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
-
-namespace {
-
-// Rows per staged chunk: they fill whole packs, and are a multiple of the rows that a warp computes
-// at once. Larger chunks are cheaper, as long as there are enough for all warps.
-int64_t StagedRows(const RowProblem& problem, int lanes, const DeviceLimits& limits) {
-  const int pack = PackOf(problem.dtype);
-  const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
-  const int64_t warps = int64_t{limits.sm_count} * (limits.threads_per_sm / 32);
-  const int chunk_bytes = kStagedChunkBytes[ArchOf(limits)];
-  int64_t rows = std::max<int64_t>(32 / lanes, pack / std::gcd<int64_t>(problem.cols, pack));
-  while (rows * row_bytes < chunk_bytes && 2 * rows * warps <= problem.rows) rows *= 2;
-  return rows;
-}
-
-}  // namespace
 
 void PlanWarpStaged(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   constexpr int kWarps = kStagedTierThreads / 32;
@@ -128,35 +171,6 @@ SharedRow ShareRowOverCluster(const RowProblem& problem, const DeviceLimits& lim
   return row;
 }
 
-namespace {
-
-RowBatches BatchesOf(const RowProblem& problem, const RowPlan& plan, const DeviceLimits& limits) {
-  const Arch arch = ArchOf(limits);
-  const int blocks = plan.cluster_blocks;
-  const int64_t at_once = WorkersAtOnce(arch, limits.sm_count, blocks, plan.blocks_per_sm);
-  RowBatches batches;
-  batches.halves = TakesRowsInBatches(problem.operation, arch, problem.dtype, blocks,
-                                      plan.blocks_per_sm, CeilDiv(problem.rows, at_once));
-  batches.workers = batches.halves ? at_once : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
-  batches.rounds = CeilDiv(problem.rows, batches.workers);
-  return batches;
-}
-
-// The plan of FewRowsKernel: the same blocks per row, twice the threads, and one worker per row.
-RowPlan FewRowsPlan(const RowProblem& problem, RowPlan plan, const DeviceLimits& limits) {
-  plan.few_rows = true;
-  plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);
-  plan.block_threads *= 2;
-  plan.smem_bytes = 0;
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kFewRowsRegisters, limits);
-  plan.batches = {};
-  plan.batches.workers = std::max<int64_t>(problem.rows, 1);
-  plan.batches.rounds = CeilDiv(problem.rows, plan.batches.workers);
-  return plan;
-}
-
-}  // namespace
-
 // Chooses the block size by occupancy like OneFlow's softmax: first the most resident blocks, then
 // the most threads.
 void PlanSharedRow(const RowProblem& problem, const SharedRow& row, const DeviceLimits& limits,
@@ -195,32 +209,6 @@ void PlanBlockUncached(const RowProblem& problem, const DeviceLimits& limits, in
   plan.blocks_per_sm = BlocksPerSm(problem, threads, plan.smem_bytes, kLongRowRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
-
-namespace {
-
-int ReadBlocksPerSm(const RowProblem& problem, int warps, const DeviceLimits& limits) {
-  const int leaf_bytes = StatisticsBytes(problem.operation, problem.dtype);
-  return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps),
-                  limits.BlocksPerSm(32 * warps, ReadSmemBytes(leaf_bytes)));
-}
-
-// Warps per block that minimise the makespan, given the leaves per block. A block takes
-// CeilDiv(leaves, warps) iterations plus kReadHalfTurnsOfRow half iterations.
-int WarpsForLeaves(const RowProblem& problem, int64_t leaves, int64_t blocks, int most,
-                   const DeviceLimits& limits) {
-  const int half_turns_of_row = kReadHalfTurnsOfRow[ArchOf(limits)];
-  int best = 1;
-  int64_t least = INT64_MAX;
-  for (int warps = 1; warps <= std::min<int64_t>(leaves, most); ++warps) {
-    const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(problem, warps, limits);
-    const int64_t time =
-        CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + half_turns_of_row);
-    if (time <= least) best = warps, least = time;
-  }
-  return best;
-}
-
-}  // namespace
 
 void PlanOneRead(const RowProblem& problem, const DeviceLimits& limits, RowPlan& plan) {
   constexpr int64_t kTurn = int64_t{32} * kOneReadPacks;

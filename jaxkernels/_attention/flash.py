@@ -175,11 +175,7 @@ def _lower_form(form: Form, ctx: mlir.LoweringRuleContext, *operands: Any, call:
 
 
 def _lower(
-    operation: str,
-    on_cuda: bool,
-    ctx: mlir.LoweringRuleContext,
-    *operands: Any,
-    call: Call,
+    operation: str, on_cuda: bool, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call
 ) -> Any:
     """Lowers "forward" or "backward".
 

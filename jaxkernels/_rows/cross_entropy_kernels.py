@@ -83,11 +83,7 @@ def _relative_to(
 
 
 def _grad_in_parts(
-    operands: Sequence[jax.Array],
-    axes: tuple[str, ...],
-    *,
-    in_place: bool = False,
-    **flags: bool,
+    operands: Sequence[jax.Array], axes: tuple[str, ...], *, in_place: bool = False, **flags: bool
 ) -> jax.Array:
     """The gradient of this device's columns, from the residuals of whole rows."""
     x, label, *others = operands

@@ -5,7 +5,6 @@ for second and higher derivatives. Must not know: axes, how arguments are checke
 """
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -117,18 +116,13 @@ def cross_entropy_loss_jvp(
     `others` are the options, the `Coefficients`, the residuals, the gradient, and the tangent of x.
     """
     *options, numbers, kept, gradient, dx = others
-    dx = _seen(dx, options)
+    dx = hidden(dx, *mask_of(options), value=0) if mask_of(options) else dx
     along = row_sum(widen(gradient) * widen(dx))
     # The tangent of an infinite loss is NaN, although the gradient of hidden classes is 0.
     row, cotangent = split(Residuals, kept), cotangent_of(label, kept, numbers)
     is_spoiled = (row.rest + row.count == 0) & jnp.any(cotangent != 0, -1, keepdims=True)
     along = jnp.where(is_spoiled, jnp.nan, along)
     return [along, cross_entropy_jvp(x, label, *options, kept, dx, **flags)]
-
-
-def _seen(dx: jax.Array, options: Sequence[jax.Array]) -> jax.Array:
-    """A tangent or gradient, 0 where the mask among the options hides its elements."""
-    return hidden(dx, *mask_of(options), value=0) if mask_of(options) else dx
 
 
 def cross_entropy_grad(

@@ -56,10 +56,7 @@ def _terms(x: jax.Array, target: jax.Array, kept: jax.Array, *scales: jax.Array)
     """`kept` has the maximum and lse - max of the scaled x, then those of the target."""
     found: list[tuple[jax.Array, ...]] = []
     x_max, x_log_sum, target_max, target_log_sum = jnp.split(kept, 4, axis=-1)
-    for logits, largest, log_sum in (
-        (x, x_max, x_log_sum),
-        (target, target_max, target_log_sum),
-    ):
+    for logits, largest, log_sum in ((x, x_max, x_log_sum), (target, target_max, target_log_sum)):
         z = scaled(logits, *scales) if scales else widen(logits)
         is_hidden = z == -jnp.inf
         below = jnp.where(is_hidden, 0, bounded_below(z - largest))
@@ -94,10 +91,7 @@ def _two_sums(*terms: jax.Array) -> list[jax.Array]:
         sums = jax.lax.reduce(terms, tuple(zeros), add, (terms[0].ndim - 1,))
         return [jnp.expand_dims(x, -1) for x in sums]
 
-    def by_two(*terms: jax.Array) -> list[jax.Array]:
-        return [row_sum(x) for x in terms]
-
-    return jax.lax.platform_dependent(*terms, cpu=by_one, default=by_two)
+    return jax.lax.platform_dependent(*terms, cpu=by_one, default=lambda *x: [*map(row_sum, x)])
 
 
 @jax.custom_jvp

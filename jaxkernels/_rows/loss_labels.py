@@ -21,14 +21,7 @@ from jaxkernels._rows.loss_measures import (
     measures_of,
     split,
 )
-from jaxkernels._rows.reference import (
-    hidden,
-    mask_of,
-    row_sum,
-    slope_of_scaled,
-    transformed,
-    widen,
-)
+from jaxkernels._rows.reference import hidden, mask_of, row_sum, slope_of_scaled, transformed, widen
 
 
 def is_label(x: jax.Array, label: jax.Array) -> jax.Array:

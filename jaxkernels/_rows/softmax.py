@@ -110,7 +110,6 @@ derivatives.define_derivatives(
     keeps_x=contract.OPERATIONS["log_softmax_grad"].reads_x_for_y,
 )
 
-
 # The kernel, the original of jax.nn (even inside `patch_jax_nn`), and the result of masked elements.
 _FUNCTIONS = {
     "softmax": (softmax_fwd, jax.nn.softmax, 0.0),

@@ -45,7 +45,6 @@ X = normal(3, 5)
 WITH_NAN = X.copy()
 WITH_NAN[1, 2] = np.nan
 
-
 W = normal(5, 7)
 LOSSES = {
     "cross_entropy_fwd": jk.cross_entropy,

@@ -202,7 +202,6 @@ INPUTS = {
     "rms_norm": [0 * X],
 }
 
-
 # One program: what is tested comes before it.
 number = jax.jit(lambda y: jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2))
 

@@ -389,22 +389,6 @@ def test_labels_of_few_bits(dtype):
         close(jk.token_log_probs(X, label), -nll(X, LABEL))
 
 
-def test_tangents_by_logits_with_scales():
-    """A temperature and a cap without tangents of their own reach the kernel of the tangent."""
-
-    def scaled(x):
-        return jk.token_log_probs(
-            x, LABEL, temperature=0.5, logit_soft_cap=3.0, return_entropy=True
-        )
-
-    def plain(x):
-        return jk.token_log_probs(6 * jnp.tanh(x / 3), LABEL, return_entropy=True)
-
-    tangents = (jax.jvp(f, (X,), (np.sin(X),))[1] for f in (scaled, plain))
-    for got, want in zip(*tangents, strict=True):
-        close(got, want)
-
-
 def test_known_labels_are_copied_as_guards_allow():
     """A label that is too large is found, also in a NumPy array under jit."""
     x, label = jnp.asarray(X), jnp.asarray(LABEL)

@@ -363,8 +363,3 @@ def agrees_with_plain_jax(scores, mask, **options):
 )
 def test_masks_shared_by_heads_far_apart(gpu, scores, mask, options):
     agrees_with_plain_jax(scores, mask, **options)
-
-
-def test_comparison_with_plain_jax_of_small_arrays():
-    """Does what the test above does, on any machine."""
-    agrees_with_plain_jax((2, 3, 33, 40), (2, 1, 33, 40), scale=0.1)

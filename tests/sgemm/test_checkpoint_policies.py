@@ -16,7 +16,6 @@ PRODUCTS = ("jaxkernels_sgemm", "jaxkernels_cpu_product", "dot_general")
 NAMES = ("dots_saveable", "dots_with_no_batch_dims_saveable", "offload_dot_with_no_batch_dims")
 OTHERS = ("everything_saveable", "nothing_saveable")
 
-
 HAS_REMAT3 = (
     jax.__version_info__ >= (0, 12)
     and hasattr(jax.config, "jax_remat3")

@@ -43,7 +43,6 @@ SLICED = (
     *((3, 68, 64, 60), (1, 516, 144, 36), (1, 2052, 4, 4), (1, 4, 1032, 52)),
 )
 
-
 OF_THIN = tuple((THIN, shape) for shape in FORMS)
 
 
@@ -266,8 +265,7 @@ def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape, trans_a, tra
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7), (700, 3, 50), (1, 515, 33)],
+    "shape", [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7), (700, 3, 50), (1, 515, 33)]
 )
 def test_few_k_have_the_bits_of_pipelined(gpu, shape):
     """Both sum in the order of k, one term after the other, so a batch may choose the rung."""

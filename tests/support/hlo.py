@@ -12,10 +12,10 @@ def collectives(text):
     return _COLLECTIVE.findall(text)
 
 
-def reduced_shapes(text, collective="all-reduce"):
-    """Shapes of the results of all-reduces in HLO, without a last dimension of size 1."""
+def reduced_shapes(text, collective="all-reduce", dropped="(?:,1)?"):
+    """Shapes of the results of all-reduces in HLO, without a last dimension that matches `dropped`."""
     results = re.findall(rf"= (.*?) {collective}(?:-start)?\(", text)
-    shapes = [shape for of in results for shape in re.findall(r"\w\[([\d,]*?)(?:,1)?\]", of)]
+    shapes = [shape for of in results for shape in re.findall(rf"\w\[([\d,]*?){dropped}\]", of)]
     return [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
 
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 SIZES = (2, 3)  # of an outer and an inner vmap
 FLASH = Call(("q", "k", "v", "bias", "mask"), 0.5, Band(None, 0, from_end=False))
 
-
 # Each of these is mapped as another row of the table.
 LEFT_OUT = (
     "softmax-axes",

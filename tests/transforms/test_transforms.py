@@ -13,7 +13,6 @@ from transformations import TRANSFORMS, assert_same, loss, orders
 
 pytestmark = pytest.mark.usefixtures("exact_products", "small_chunks")
 
-
 # Functions that are not in MAIN run these on a CPU, where compiling is what costs. test_mapped_transforms.py maps
 # every subset of operands along the first axis, and has second derivatives.
 FEW = ("call", "value-and-grad", "jvp", "vmap-last-axis", "vmap-grad")
