@@ -30,6 +30,12 @@ __device__ void CopyPack(Pack<T>* to, const T* from, int64_t index) {
   *reinterpret_cast<uint4*>(to) = reinterpret_cast<const uint4*>(from)[index];
 }
 
+// As CopyPack, from global memory, with a hint to evict these elements first.
+template <typename T>
+__device__ void StreamPack(Pack<T>* to, const T* from, int64_t index) {
+  *reinterpret_cast<uint4*>(to) = __ldcs(reinterpret_cast<const uint4*>(from) + index);
+}
+
 // Loads elements [begin, end) of a pack one by one, and sets the others to `other`.
 template <typename T>
 __device__ void GatherPack(Pack<T>* to, const T* from, int begin, int end, T other) {
@@ -98,8 +104,8 @@ __device__ void SelectByHighBits(Pack<T>& pack, uint32_t low, uint32_t high, T o
   }
 }
 
-// Replaces the elements whose byte in `keep` is 0 by `other`; the other bytes must be 1. Takes two
-// instructions per 4 bytes of the pack.
+// Replaces the elements whose byte in `keep` is 0 by `other`, and keeps those whose byte is 1.
+// Takes two instructions per 4 bytes of the pack.
 template <typename T, int kWords>
 __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
   static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");

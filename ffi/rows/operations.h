@@ -202,8 +202,8 @@ inline constexpr char kLeaveTierOut[] = ". Leave tier= out to let the plan choos
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).Inputs(); }
 constexpr bool FindsMax(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
-// Whether GPU kernels read a mask. For losses, lowering.py has XLA apply it.
-constexpr bool GpuReadsMask(Operation operation) {
+// Whether this is an operation on attention scores that may have a mask.
+constexpr bool ScoresMayHaveMask(Operation operation) {
   return HidesElements(operation) && TraitsOf(operation).HasMask();
 }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }

@@ -100,6 +100,7 @@ struct RowProblem {
   int offset = 0;                 // elements of a pack before the result (or the first input)
   bool narrows = false;           // the result has a narrower type
   bool all_sums = false;          // a loss needs all sums
+  bool masks_logits = false;      // a loss has a mask
   bool shifted = false;           // an input, other than a bias, is aligned unlike the result
   bool broadcast_aligned = true;  // mask, bias and column are aligned for whole packs
 };

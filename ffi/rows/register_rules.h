@@ -279,7 +279,7 @@ constexpr bool PrefersBlock(Operation operation, Arch arch, DType dtype, bool al
                             int64_t cols) {
   const bool stores_terms = FindsMax(operation) && StoresElements(operation);
   if (IsDouble(dtype) && stores_terms) return false;
-  if (GpuReadsMask(operation)) return true;
+  if (ScoresMayHaveMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
   if (operation == Operation::kCrossEntropyForward) return true;
   if (operation == Operation::kCrossEntropyForwardGrad) {

@@ -144,7 +144,8 @@ void PlanBlock(const RowProblem& problem, const DeviceLimits& limits, RowPlan& p
 
 SharedRow ShareRow(const RowProblem& problem, int blocks, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
-  const int mask_words = GpuReadsMask(problem.operation) ? MaskWords(pack) : 0;
+  const bool has_mask = problem.masks_logits || ScoresMayHaveMask(problem.operation);
+  const int mask_words = has_mask ? MaskWords(pack) : 0;
   SharedRow row;
   const int64_t packs = MaxPacksOfRow(problem.cols, pack, problem.offset);
   row.slots = SmemSlots(packs, blocks);

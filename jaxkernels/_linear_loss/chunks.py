@@ -259,9 +259,13 @@ class _Piece:
         scaled = logits
         if "scales" in given and not is_scaled:
             scaled = reference.scaled(logits, given["scales"])
-        scaled = self._hidden(scaled, given)
-        of_rows = (scaled, label, given["scales"]) if is_scaled else (scaled, label)
-        call = functools.partial(self.rows, has_scales=is_scaled)
+        scales = [given["scales"]] if is_scaled else []
+        # A GPU kernel takes a mask or a soft cap, not both.
+        by_kernel = "where" in given and not (scales and scales[0].shape[-1] > 1)
+        mask = [given["where"][None]] if by_kernel else []
+        scaled = scaled if by_kernel else self._hidden(scaled, given)
+        of_rows = (scaled, label, *mask, *scales)
+        call = functools.partial(self.rows, has_mask=by_kernel, has_scales=is_scaled)
         if operation in ("measures", "loss"):
             return {"kept": call(kernels.cross_entropy_fwd, *of_rows, all_sums=all_sums)}
         if operation == "fwd_grad":
@@ -275,6 +279,8 @@ class _Piece:
             dscaled = call(kernels.cross_entropy_grad, *of_rows, kept, cotangent)
             is_used = jnp.any(cotangent != 0, axis=-1, keepdims=True)
             found = {}
+        if "where" in given and not by_kernel:  # without the mask, a hidden label has a gradient
+            dscaled = jnp.where(given["where"], dscaled, 0)
         found |= self._gradients(given, logits, dscaled, is_used, is_scaled, sums)
         return {name: found[name] for name in found if name in ("kept", *self.call.wanted)}
 
@@ -291,8 +297,6 @@ class _Piece:
         options, wanted = self.call.options, self.call.wanted
         x, w = given["x"], given["w"]
         found = {}
-        if "where" in given:  # the kernel's gradient of a hidden label is not 0
-            dscaled = jnp.where(given["where"], dscaled, 0)
         dlogits = dscaled
         if "scales" in given and not is_scaled:
             # jax.checkpoint recomputes the cap, so that vjp saves no further array of the logits' size.

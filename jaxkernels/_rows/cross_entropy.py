@@ -164,14 +164,14 @@ def cross_entropy(
         * Concrete labels and options are checked. If they are on a device, `jax.device_get` copies them
           to the host, which waits for them. Traced ones are not checked.
         * Logits donated to `jax.jit` become their gradient in place if the argument itself reaches the
-          kernel with whole rows. This excludes loops, reshaped logits, on a GPU masked ones, axes other
-          than the last, and sharded classes.
-        * The kernels apply a temperature and a soft cap in the compute type as they read the logits. A
-          float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's tanh has an
-          absolute error of 2^-20, and at the label a relative one of 2^-15. For labels that are
-          probabilities, and for derivatives by temperature or cap, XLA applies both in a copy of the logits
-          in the compute type. A CPU's kernels apply `where` too as they read the logits, except in these
-          cases. On a GPU, XLA applies it before and after the kernels.
+          kernel with whole rows. This excludes loops, reshaped logits, axes other than the last, sharded
+          classes, and on a GPU `where` together with a soft cap.
+        * The kernels apply `where`, a temperature and a soft cap as they read the logits, the last two in the
+          compute type. A float32 logit is then within 4 units in the last place. For 16-bit logits a GPU's
+          tanh has an absolute error of 2^-20, and at the label a relative one of 2^-15. For labels that are
+          probabilities, and for derivatives by temperature or cap, XLA applies them in a copy of the logits
+          in the compute type. On a GPU, if there is a cap too, XLA applies `where` before and after the
+          kernel.
         * If `axis` is sharded, devices exchange one maximum and three sums per row (six sums with
           smoothing or entropy), and nothing in the gradient.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
@@ -273,8 +273,8 @@ def token_log_probs(
 
     Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
     comes from the same read of the logits. The only array of the size of the logits is their gradient in
-    reverse mode. A mask costs one extra copy of the logits on a GPU; so does a derivative by a soft cap or a
-    temperature, in float32.
+    reverse mode. On a GPU, a mask together with a soft cap costs one extra copy of the logits; so does a
+    derivative by a soft cap or a temperature, in float32.
 
     Example:
         >>> import jax.numpy as jnp

@@ -54,8 +54,9 @@ def lower_kernel(
         # XLA would gather the logits for a mask that rows share, as for a column below.
         is_shared = shapes[2][:-1] != shapes[0][:-1]
         gathers = is_shared and not splits and partitioned_calls.may_be_split(ctx)
-        # GPU kernels of losses read no mask, and handlers none of many dimensions that broadcast.
-        if platform == "cuda" or gathers or len(shapes[0]) > 9:
+        # A GPU kernel takes a mask or a soft cap, not both. Handlers take no mask of more than nine dimensions.
+        is_capped = attributes.get("has_scales") and shapes[3][-1] > 1
+        if (is_capped and platform == "cuda") or gathers or len(shapes[0]) > 9:
             return traced(functools.partial(_masked_by_xla, kernel, **options, **attributes))
     dtype = attributes.get("result_dtype")
     if dtype and splits:  # the kernel itself converts on one device only
@@ -99,7 +100,7 @@ def _masked_by_xla(
     has_mask: bool,
     **params: Any,
 ) -> Any:
-    """The results of a loss without a mask: XLA hides logits and gradients."""
+    """The results of a masked loss, by a kernel without a mask: XLA hides logits and gradients."""
     del has_mask
     mask = compat.broadcast_like(mask, x)
     found = kernel(reference.hidden(x, mask), label, *others, **params)

@@ -46,7 +46,8 @@ def plan_softmax(
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
         tier: the tier to select, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
-            lets the plan choose. "cross_entropy_grad" has one tier, "stream", and ignores this.
+            lets the plan choose. "cross_entropy_grad" has one tier, "stream", and ignores this. Losses
+            are planned without `where`, whose mask takes up to half as much shared memory again.
         offset: the number of elements between the last multiple of 16 bytes in memory and the start of
             the result, which is not 0 for some slices that XLA passes in place. A tier that cannot
             serve such rows is replaced.

@@ -214,11 +214,12 @@ def test_no_second_array_of_their_size(donated, dtype, options, reduction):
 
 @reductions
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_mask_costs_one_copy_of_the_logits_on_a_gpu(dtype, reduction):
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_a_mask_and_a_cap_cost_one_copy_of_the_logits_on_a_gpu(cap, dtype, reduction):
     x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
-    options = ALL | {"where": jnp.arange(4096) > 0}
+    options = ALL | {"where": jnp.arange(4096) > 0, "logit_soft_cap": cap}
     program = jax.jit(value_and_gradient(reduction, **options))
-    copies = 1 if cases.ON_GPU else 0
+    copies = 1 if cap and cases.ON_GPU else 0
     assert part_of_logits(x, program.lower(x, label).compile()) < copies + MOST
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import x64
+from cases import ON_GPU, x64
 from oracle import assert_within
 
 import jaxkernels as jk
@@ -73,7 +73,37 @@ def test_finite_logits_have_finite_results(dtype, reduction, smoothing, implemen
                 assert not np.asarray(dx, np.float64)[4].any() or more
 
 
+# The last three run in tiers that keep a row in a block's registers, in its shared memory and in a cluster's.
 SHAPES = [(40, 3), (40, 40), (7, 300), (1, 70001)]
+SHAPES += [(300, 1031), (300, 8192), (300, 20003)] if ON_GPU else []
+
+
+@pytest.mark.half_on_a_cpu
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_a_mask_is_minus_infinity(dtype, shape, reduction):
+    """Rows are left out, have a label beyond the classes, or a NaN. Those of odd length share a mask."""
+    rng = np.random.default_rng(1)
+    mask = rng.random((1, shape[1]) if shape[1] % 2 else shape) < 0.7
+    mask[:, 0] = True
+    label = np.arange(shape[0]) % (shape[1] + 2) - 1
+
+    def both(x, label, mask=None):
+        options = {"where": mask, "temperature": 0.7, "reduction": reduction}
+        value, vjp = jax.vjp(lambda x: jk.cross_entropy(x, label, **options), x)
+        return value, vjp(jnp.ones_like(value))[0]
+
+    with x64(dtype):
+        x = jnp.asarray(rng.standard_normal(shape), dtype).at[-1, 0].set(jnp.nan)
+        want, dy = jax.device_get(jax.jit(both)(jnp.where(mask, x, -jnp.inf), label))
+        got, dx = jax.device_get(jax.jit(both, donate_argnums=0)(x, label, mask))
+    dx, dy = (np.asarray(d, np.float64) for d in (dx, dy))
+    tolerance = {"float32": 1e-6, "bfloat16": 0.01, "float64": 1e-14}[dtype]
+    np.testing.assert_allclose(got, want, tolerance)
+    dx_seen, dy_seen = (np.where(mask, d, 0) for d in (dx, dy))
+    np.testing.assert_allclose(dx_seen, dy_seen, tolerance, atol=tolerance * 1e-3)
+    assert not dx[~np.broadcast_to(mask, shape)].any()
 
 
 @pytest.mark.half_on_a_cpu

@@ -68,7 +68,6 @@ def right_call(target: str, rng: np.random.Generator, name: str = "", of: str = 
     operation: Any = name or str(rng.choice(operations_of(target)))
     traits = contract.OPERATIONS[operation]
     has_mask = bool(rng.integers(0, 2)) and any(x.role == "mask" for x in traits.operands)
-    has_mask &= traits.hides or jax.default_backend() == "cpu"  # GPU kernels of losses read no mask
     wide = np.dtype("float64" if dtype == np.float64 else "float32")
 
     def array(spec: contract.Operand) -> tuple:

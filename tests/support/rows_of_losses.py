@@ -24,23 +24,24 @@ def labels_of(rows, cols, seed=0):
     return np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)
 
 
-def losses_of(x, label, dtype, tier=None, scales=None):
-    """The truth of rows that a tier reduces, whose logits `scales` transform."""
+def losses_of(x, label, dtype, tier=None, mask=True, scales=None):
+    """The truth of rows that a tier reduces, whose logits a mask hides and `scales` transform."""
     lanes = cases.accumulators("cross_entropy_fwd", x.shape, dtype, tier)
     temperature, cap = (None, None) if scales is None else (scales[:, :1], scales[:, 1:])
     options = {"soft_cap": cap if np.size(cap) else None, "smoothing": 0, "z_loss": 0}
     options |= {"reduction": "none", "returns": []}
-    alike, hidden = np.zeros((len(x), 1), bool), np.zeros(x.shape, bool)
+    alike, hidden = np.zeros((len(x), 1), bool), np.broadcast_to(np.logical_not(mask), x.shape)
     return Losses(x, hidden, label, options, 1, alike, min(lanes, 4), None, temperature)
 
 
 @functools.partial(jax.jit, static_argnames="tier")
 def kernels_of(calls, tier):
-    """The three kernels of many (x, label, numbers, cotangent, scales or None), in one program."""
+    """The three kernels of many (x, label, numbers, cotangent, mask or None, scales or None), in one program."""
     results = []
-    for x, label, numbers, cotangent, scales in calls:
-        given = (x, label) if scales is None else (x, label, scales)
-        options = {"tier": tier or "auto", "require_kernel": True, "has_scales": len(given) > 2}
+    for x, label, numbers, cotangent, *some in calls:
+        given = (x, label, *(one for one in some if one is not None))
+        options = {"tier": tier or "auto", "require_kernel": True}
+        options |= {"has_mask": some[0] is not None, "has_scales": some[1] is not None}
         kept = kernels.cross_entropy_fwd(*given, all_sums=True, **options)
         both = kernels.cross_entropy_fwd_grad(*given, numbers, all_sums=True, **options)
         dx = kernels.cross_entropy_grad(*given, kept, cotangent, **options)
@@ -50,10 +51,10 @@ def kernels_of(calls, tier):
 
 
 @np.errstate(all="ignore")
-def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: calls):
+def check_kernels(xs, dtype, tier=None, seed=0, scales=0, masked=False, place=lambda calls: calls):
     """Holds the kernels against the truth, with random numbers and cotangents for each row.
 
-    Rows have a temperature of 1e-3 to 1000 if `scales` is 1, and a cap too if it is 2. `place` puts all on devices.
+    Rows have a temperature of 1e-3 to 1000 if `scales` is 1, and a cap too if it is 2. With `masked`, the rows of most lengths share one mask. `place` puts all on devices.
     """
     wide = oracle.compute(dtype)
     calls = []
@@ -69,18 +70,25 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0, place=lambda calls: ca
         of_rows[2::5] = [1e3, 1e-2]
         of_rows[3::5, 1] = 1e-2  # nearly all logits saturate
         of_rows = of_rows.astype(wide)[:, :scales] if scales else None
-        calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide), of_rows))
+        mask_rows = 1 if x.shape[1] % 3 else len(x)
+        mask = rng.random((mask_rows, x.shape[1])) < 0.7 if masked else None
+        numbers, cotangent = numbers.astype(wide), cotangent.astype(wide)
+        calls.append((x, label[:, None], numbers, cotangent, mask, of_rows))
     with cases.x64(dtype):
         found = jax.device_get(kernels_of(place(calls), tier))
-    for (x, label, numbers, cotangent, of_rows), (of_both, kept_by_both, with_loss, dx) in zip(
-        calls, found, strict=True
-    ):
-        losses = losses_of(x, label[:, 0], dtype, tier, of_rows)
+    for (x, label, numbers, cotangent, mask, of_rows), (
+        of_both,
+        kept_by_both,
+        with_loss,
+        dx,
+    ) in zip(calls, found, strict=True):
+        seen = True if mask is None else mask
+        losses = losses_of(x, label[:, 0], dtype, tier, seen, of_rows)
         truth, bounds = losses.rows.measures()
 
         def check_gradient(got, cotangent, off, what):
             gradient = losses.gradient(Bounded(cotangent, off), np.ones((len(x), 1)))  # noqa: B023
-            want, limit = losses.through_scaling(gradient, dtype)  # noqa: B023
+            want, limit = losses.through_scaling(gradient.where(seen), dtype)  # noqa: B023
             assert_within(got, want, limit, f"{what} {x.shape} {dtype}")  # noqa: B023
 
         for measures, kept in zip(of_both, kept_by_both, strict=True):

@@ -133,6 +133,7 @@ def sweep_losses(dtype, tiers):
         xs = [cases.logits("normal", *shape, dtype) for shape in served]
         rows_of_losses.check_kernels(xs, dtype, tier)
         rows_of_losses.check_kernels(xs, dtype, tier, scales=2)
+        rows_of_losses.check_kernels(xs, dtype, tier, masked=True)
 
 
 def sweep_attention():

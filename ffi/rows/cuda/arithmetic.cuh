@@ -93,8 +93,9 @@ struct Cuda {
   //   kSharesRows  whether a row has the same offset in all inputs
   //   kOnlyLong    whether it is compiled for long rows only: `block_smem` and `cluster`, or
   //                OneReadKernel
-  //   kHides       whether a row has hidden elements, whose result is Hidden. VisibleOf finds its
-  //                VisibleColumns; a MaskWord is the mask of a pack (row_ops_masked.cuh)
+  //   kHides       whether a row of scores has hidden elements, whose result is Hidden
+  //   VisibleOf    with kHides or a mask: the visible columns of a row
+  //   MaskWord     with a mask: the mask of a pack (row_masks.cuh)
   //   kKeepsRest   whether sums are compensated when parts of a row are combined
   //   kTakesScales whether a row may have a temperature: `scale` (a Scale) applies it to a loaded
   //                element; Value, Term and Finish get the result. MakeRow applies GivenRow::unit
@@ -103,7 +104,7 @@ struct Cuda {
   //   Labelled     with a soft cap and without sums: the element at the label, a row scalar
   //   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
   //   Found        the statistics of a row or a part of it
-  //   Take         on the host, with kHides or a column: reads its part of the call
+  //   Take         on the host, with kHides, a mask or a column: reads its part of the call
   //   Want         on the host, with more than two sums: sets all_sums, whether a call wants all
   //   AddMore      for more than two sums: adds to all sums but the first, and may modify the terms
   //   NeedsCount, CountOneMax  with a label: how OneReadKernel counts maxima; row_ops_losses.cuh

@@ -14,7 +14,7 @@ namespace jaxkernels {
 template <typename Op, bool kAligned, int kPacks>
 __device__ void LoadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int lane,
                         int lanes, InputPacks<Op> (&pack)[kPacks]) {
-  if (kAligned && view.packs == kPacks * lanes) {
+  if (kAligned && !kHasMask<Op> && view.packs == kPacks * lanes) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       CopyPack(&pack[p].input[0], args.in[0], view.first + p * lanes + lane);
@@ -63,7 +63,7 @@ template <typename Op, bool kAligned, int kPacks>
 __device__ void StoreGradient(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
                               const InputPacks<Op> (&pack)[kPacks], int packs,
                               const PackedTerms<typename Op::Storage>& terms,
-                              const typename Op::LedRow& row, int lane, int lanes) {
+                              const typename Op::LedRow& row, float slope, int lane, int lanes) {
   const float factor = row.factor * terms.Correction();
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
@@ -76,7 +76,7 @@ __device__ void StoreGradient(const RowArgs<Op>& args, const RowView<Op, kAligne
   }
   // Overwrites the result that the same thread has stored there.
   const int at_label = view.PackOf(row.label);
-  if (at_label < view.packs && at_label % lanes == lane) StoreAtLabel(args, view, row, 1);
+  if (at_label < view.packs && at_label % lanes == lane) StoreAtLabel(args, view, row, slope);
 }
 
 template <typename Op, typename Group, int kPacks, bool kAligned>
@@ -128,8 +128,8 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
     } else {
       const typename Op::LedRow row(found, given);
       if (lane == 0) args.StoreScalars(index, row.scalars);
-      if (!row.is_left_out && row.constant == 0) {
-        StoreGradient(args, view, pack, packs, terms, row, lane, lanes);
+      if (!row.is_left_out && row.constant == 0 && !(kMasksLogits<Op> && IsSpoiled(row))) {
+        StoreGradient(args, view, pack, packs, terms, row, given.slope, lane, lanes);
       } else {
         const typename Op::Row whole = RowOf<Op>(found, given);
 #pragma unroll
@@ -140,6 +140,7 @@ __device__ void RunHalfLoss(const RowArgs<Op>& args) {
           FinishPacks(op, SingleTerms(), view, pack[p], whole, at, result);
           StoreResults(args, view, at, result);
         }
+        ClearHidden(args, view, whole, lane, view.packs, lanes);
       }
     }
   }

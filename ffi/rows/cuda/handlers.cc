@@ -37,6 +37,7 @@ RowProblem ProblemOf(const RowCall& call) {
   problem.part = call.part;
   problem.narrows = call.result_dtype != call.dtype;
   problem.all_sums = call.all_sums;
+  problem.masks_logits = TraitsOf(call.operation).TakesLabel() && call.masking.mask != nullptr;
   return problem;
 }
 
@@ -76,8 +77,8 @@ bool FindAlignment(const RowCall& call, RowProblem* problem) {
 }
 
 ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
-  if (call.masking.mask != nullptr && !GpuReadsMask(call.operation)) {
-    return Explain(call.operation, "no CUDA kernel reads its mask");
+  if (call.masking.mask != nullptr && call.scales.count > 1) {
+    return Explain(call.operation, "no CUDA kernel takes both a mask and a soft cap");
   }
   if (call.arrays.rows == 0 || call.arrays.cols == 0) return ffi::Error::Success();
   RowProblem problem = ProblemOf(call);
@@ -88,7 +89,7 @@ ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
   if (found.limits == nullptr) return Unavailable(call.operation, found.error);
   const RowPlanResult planned = PlanRows(problem, *found.limits);
   if (!planned.error.empty()) return Explain(call.operation, planned.error);
-  if (call.part == Part::kWhole && call.masking.mask != nullptr) {
+  if (HidesElements(call.operation) && call.part == Part::kWhole && call.masking.mask != nullptr) {
     const int64_t row_bytes = 2 * problem.cols * ByteWidth(problem.dtype);
     call.masking.order =
         OrderOfRows(call.masking.mask_rows, problem.rows, row_bytes, ArchOf(*found.limits));

@@ -31,8 +31,8 @@ struct GivenRow {
   C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};  // or the epsilon, if the operation averages
   int label = -1;                                  // clamped to cols
   C labelled = 0;  // the element at the label, if the operation reduces; NaN if label >= cols
-  // Derivative of transformed elements with respect to elements: 1 / temperature, and the factor of
-  // a cap for the element at the label.
+  // Derivative of transformed elements with respect to elements: 1 / temperature, and for the
+  // element at the label the factor of a cap, or 0 if a mask hides it.
   C unit = 1, slope = 1;
 };
 
@@ -44,6 +44,12 @@ inline constexpr int kValues = Op::kInputs + (Op::kTakesColumn ? 1 : 0);
 template <typename Op>
 inline constexpr bool kMayNarrow =
     std::is_same_v<typename Op::Storage, float> && MayNarrow(TraitsOf(Op::kOperation));
+
+// Whether rows may have a mask.
+template <typename Op>
+inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
+template <typename Op>
+inline constexpr bool kMasksLogits = kHasMask<Op> && Op::kTakesLabel;
 
 template <typename Op>
 struct RowArgs {
@@ -127,11 +133,13 @@ struct RowArgs {
     if constexpr (Op::kTakesLabel) {
       const int count = static_cast<int>(cols);  // it fits: read_call.cc checks
       given.label = min(label, count);
+      const int at = min(max(label, 0), count - 1);
+      if constexpr (kMasksLogits<Op>) given.slope = op.VisibleOf(row, cols).mask[at];
       if constexpr (Op::kSums == 0) {
         if (Op::kCaps) given.slope = of_row.scale.SlopeAt(Op::Labelled(given.scalar));
       } else {  // loads the element itself: an in-place result may overwrite it later
-        const C element = static_cast<C>(elements[min(max(label, 0), count - 1)]);
-        C value[1][1] = {{element}};
+        const C element = static_cast<C>(elements[at]);
+        C value[1][1] = {{given.slope == C(0) ? -kInfinity<C> : element}};
         Scale(of_row, value);
         const C scaled = value[0][0];
         if (Op::kCaps) given.slope = of_row.scale.SlopeAt(scaled);
@@ -185,6 +193,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
       FindBand();
     } else {
       static_cast<Window&>(*this) = Window(turn, args.rows, args.cols, args.offset);
+      if constexpr (kHasMask<Op>) seen = args.op.VisibleOf(turn, args.cols);
     }
   }
   __device__ RowView StartAtLine() const {
@@ -223,7 +232,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
     if constexpr (Op::kHides) {
       return seen.mask != nullptr;
     } else {
-      return false;
+      return kHasMask<Op>;
     }
   }
   // Whether the band begins or ends within pack `index` or at its edge.

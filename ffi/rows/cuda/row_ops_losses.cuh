@@ -8,9 +8,36 @@
 #include "core/reduce.cuh"
 #include "rows/cuda/arithmetic.cuh"
 #include "rows/cuda/logit_scale.cuh"
+#include "rows/cuda/row_masks.cuh"
 #include "rows/ops/cross_entropy.h"
 
 namespace jaxkernels {
+
+// The transform of logits in a kernel of losses, apart from the temperature: none, a soft cap, or a
+// mask, whose hidden logits become -inf when their pack is loaded.
+enum class Logits { kPlain, kCapped, kMasked };
+
+template <typename T, Logits kLogits>
+struct LogitMask {
+  struct VisibleColumns {};
+  struct MaskWord {};
+};
+template <typename T>
+struct LogitMask<T, Logits::kMasked> {
+  struct VisibleColumns {
+    int begin = 0, end = 0;         // all columns
+    const uint8_t* mask = nullptr;  // of this row
+  };
+  using MaskWord = MaskBytes<Pack<T>::kSize>;
+
+  const uint8_t* mask;
+  BroadcastRows mask_rows;
+
+  void Take(const RowCall& call) { mask = call.masking.mask, mask_rows = call.masking.mask_rows; }
+  __device__ VisibleColumns VisibleOf(int64_t row, int64_t cols) const {
+    return {0, static_cast<int>(cols), mask + mask_rows.Of(row) * cols};
+  }
+};
 
 // Selects the sums of a loss: the first two, or all if the call wants them. kAlwaysTwo fixes this
 // at compile time, which saves branches and six registers.
@@ -25,13 +52,17 @@ struct WantedSums<true> {
   JK_HOST_DEVICE void Want(bool) {}
 };
 
-template <typename T, Operation kOf, bool kTwoSums, bool kIsCapped>
-struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
+template <typename T, Operation kOf, bool kTwoSums, Logits kLogits>
+struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums>, LogitMask<T, kLogits> {
   using Base = LossOp<Cuda<T>, kOf>;
   using typename Base::C;
   using typename Base::Found;
-  static constexpr bool kCaps = kIsCapped;
-  static constexpr bool kMayAlign = !kIsCapped;
+  using typename LogitMask<T, kLogits>::MaskWord;
+  using typename LogitMask<T, kLogits>::VisibleColumns;
+  static constexpr bool kIsMasked = kLogits == Logits::kMasked;
+  static constexpr bool kCaps = kLogits == Logits::kCapped;
+  // With a mask, only kernels of two sums (long rows) have an aligned form. This saves kernels.
+  static constexpr bool kMayAlign = kLogits == Logits::kPlain || (kIsMasked && kTwoSums);
   static constexpr C kLowest = std::numeric_limits<C>::lowest();
   using Scale = LogitScale<T>;
   Scale scale;
@@ -83,11 +114,12 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
     } else {
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        if (!counts(j)) continue;
-        const C bounded = fmax(difference[j], kLowest);
+        if (!kIsMasked && !counts(j)) continue;  // rare without a mask
+        const bool is_seen = !kIsMasked || counts(j);
+        const C bounded = is_seen ? fmax(difference[j], kLowest) : C(0);
         spread = fma(term[j], bounded, spread);
         sum[3] = fma(bounded, C(kTotalScale), sum[3]);
-        sum[4] += 1;
+        sum[4] += is_seen ? 1 : 0;
       }
     }
     sum[2] += spread;
@@ -105,9 +137,8 @@ struct CrossEntropyOp : LossOp<Cuda<T>, kOf>, WantedSums<kTwoSums> {
 };
 
 // Stores the statistics of a row and the element at its label.
-template <typename T, bool kTwoSums, bool kIsCapped>
-struct CrossEntropyForward
-    : CrossEntropyOp<T, Operation::kCrossEntropyForward, kTwoSums, kIsCapped> {
+template <typename T, bool kTwoSums, Logits kLogits>
+struct CrossEntropyForward : CrossEntropyOp<T, Operation::kCrossEntropyForward, kTwoSums, kLogits> {
   static constexpr bool kOnlyLong = kTwoSums;
   struct Row {
     ComputeType<T> scalars[kLossResiduals];
@@ -121,9 +152,9 @@ struct CrossEntropyForward
 };
 
 // As CrossEntropyForward, and also stores the gradient.
-template <typename T, bool kTwoSums, bool kIsCapped>
+template <typename T, bool kTwoSums, Logits kLogits>
 struct CrossEntropyForwardGrad
-    : CrossEntropyOp<T, Operation::kCrossEntropyForwardGrad, kTwoSums, kIsCapped> {
+    : CrossEntropyOp<T, Operation::kCrossEntropyForwardGrad, kTwoSums, kLogits> {
   using C = ComputeType<T>;
   static constexpr bool kOnlyLong = kTwoSums;
   using Columns = LossColumns<Cuda<T>>;
@@ -131,7 +162,8 @@ struct CrossEntropyForwardGrad
   struct Row : LedRow {
     typename Cuda<T>::OtherColumns other;
     __device__ Row(const auto& of, const auto& given) : LedRow(of, given) {
-      const C at_label = kIsCapped ? this->AtLabel() * given.slope : this->AtLabel();
+      const C at_label =
+          kLogits == Logits::kPlain ? this->AtLabel() : this->AtLabel() * given.slope;
       other = {this->label, this->label + 1, at_label};
       const int cols = static_cast<int>(given.cols);  // it fits: read_call.cc checks
       if (this->is_left_out) other = {0, cols, this->constant};
@@ -148,20 +180,23 @@ struct CrossEntropyForwardGrad
 };
 
 // Stores the gradient, given the residuals of the row and cotangents.
-template <typename T, bool kIsCapped>
-struct CrossEntropyGrad : CrossEntropyGradOp<Cuda<T>> {
+template <typename T, Logits kLogits>
+struct CrossEntropyGrad : CrossEntropyGradOp<Cuda<T>>, LogitMask<T, kLogits> {
   using Base = CrossEntropyGradOp<Cuda<T>>;
   using typename Base::C;
   using typename Base::Row;
-  static constexpr bool kCaps = kIsCapped;
-  static constexpr bool kMayAlign = !kIsCapped;
+  using typename LogitMask<T, kLogits>::MaskWord;
+  using typename LogitMask<T, kLogits>::VisibleColumns;
+  static constexpr bool kCaps = kLogits == Logits::kCapped;
+  static constexpr bool kMayAlign = kLogits != Logits::kCapped;
   using Scale = LogitScale<T>;
   Scale scale;
 
+  __device__ static C Fill(int) { return kLogits == Logits::kMasked ? -kInfinity<C> : C(0); }
   __device__ static C Labelled(const auto& scalars) { return scalars[LossScalar::kLabelled]; }
   __device__ static Row MakeRow(const auto& of, const auto& given) {
     Row row = Base::MakeRow(of, given);
-    if (kIsCapped) row.other.result *= given.slope;
+    if (kLogits != Logits::kPlain) row.other.result *= given.slope;
     return row;
   }
 };

@@ -8,19 +8,11 @@
 
 #include "rows/call.h"
 #include "rows/cuda/arithmetic.cuh"
+#include "rows/cuda/row_masks.cuh"
 #include "rows/masked_rows.h"
 #include "rows/ops/softmax.h"
-#include "rows/register_rules.h"
 
 namespace jaxkernels {
-
-// The mask of a pack of kSize elements: one byte per element, 0 or 1.
-template <int kSize>
-struct alignas(4 * MaskWords(kSize)) MaskBytes {
-  uint32_t word[MaskWords(kSize)] = {};
-
-  __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
-};
 
 // The visible columns of rows of attention scores, and the scale of the scores.
 template <typename T>

@@ -1,7 +1,7 @@
 // Loads and masks the packs of a row. row_steps.cuh computes with them.
 #pragma once
 
-#include "rows/cuda/row_args.cuh"
+#include "rows/cuda/row_masks.cuh"
 
 namespace jaxkernels {
 
@@ -57,41 +57,28 @@ __device__ void CopyShiftedPack(Pack<typename Op::Storage>* to, const typename O
   }
 }
 
-// Loads the mask of a pack.
-// Requires: the row has a mask.
-template <typename Op, bool kAligned>
-__device__ void LoadMask(typename Op::MaskWord& bytes, const RowView<Op, kAligned>& row,
-                         int index) {
-  constexpr int kSize = Pack<typename Op::Storage>::kSize;
-  const int column = row.Column(index);
-  const uint8_t* const from = row.seen.mask + column;
-  if constexpr (kAligned && kSize >= 4) {
-    bytes = *reinterpret_cast<const typename Op::MaskWord*>(from);
-  } else {
-    bytes = {};
+// Loads the masks of kCount packs, from `first` on and `stride` apart.
+template <typename Op, bool kAligned, int kCount>
+__device__ void LoadMasks(InputPacks<Op> (&pack)[kCount], const RowView<Op, kAligned>& row,
+                          int first, int stride) {
+  if constexpr (kHasMask<Op>) {
+    if (!row.IsMasked()) return;
+    uint32_t left = 0;
+    const auto load_all = [&](bool on_packs) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) {
-      if (column + j < row.seen.begin || column + j >= row.seen.end) continue;
-      if (from[j] != 0) bytes.Set(j);
+      for (int u = 0; u < kCount; ++u) {
+        const int index = first + u * stride;
+        if (row.Sees(index) && !LoadInnerMask(pack[u].mask, row, index, on_packs)) left |= 1u << u;
+      }
+    };
+    IsMaskOnPacks(row) ? load_all(true) : load_all(false);  // one test for all
+    if (left == 0) return;
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if ((left >> u & 1) != 0) LoadEdgeMask<Op>(pack[u].mask, row, first + u * stride);
     }
   }
 }
-
-// Copies the mask of a pack to shared memory; asynchronously if it is aligned.
-template <typename Op, bool kAligned>
-__device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>& row, int index) {
-  constexpr int kSize = Pack<typename Op::Storage>::kSize;
-  if constexpr (kAligned && kSize >= 4) {
-    CopyWordsAsync<sizeof(*to)>(to, row.seen.mask + row.Column(index));
-  } else {
-    typename Op::MaskWord bytes;
-    LoadMask<Op>(bytes, row, index);
-    *to = bytes;
-  }
-}
-
-template <typename Op>
-inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
 
 // Loads one pack of each input.
 // Requires: row.Sees(index).
@@ -160,13 +147,7 @@ __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
     PlaceColumn(pack[u], row, index);
     if (row.Sees(index)) LoadInputs<kInputs>(pack[u], args, row, index);
   }
-  if constexpr (kHasMask<Op>) {
-#pragma unroll
-    for (int u = 0; u < kCount && row.IsMasked(); ++u) {
-      const int index = first + u * stride;
-      if (row.Sees(index)) LoadMask<Op>(pack[u].mask, row, index);
-    }
-  }
+  LoadMasks(pack, row, first, stride);
 }
 
 // Replaces elements of these packs that are hidden or lie outside the row.
@@ -195,14 +176,27 @@ template <Inputs kInputs = Inputs::kAnywhere, typename Op, bool kAligned, int kC
 __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int first, int stride) {
   const bool on_packs = kInputs == Inputs::kOnPacks || AreOnPacks(args);
-  if (!Op::kHides && on_packs && row.IsWithin(first, first + (kCount - 1) * stride)) {
+  bool has_words = true;
+  if constexpr (kHasMask<Op>) has_words = IsMaskOnPacks(row);
+  if (!Op::kHides && on_packs && has_words && row.IsWithin(first, first + (kCount - 1) * stride)) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       PlaceColumn(pack[u], row, first + u * stride);
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) {
-        CopyPack(&pack[u].input[i], args.in[i], row.first + first + u * stride);
+        const int64_t at = row.first + first + u * stride;
+        if constexpr (kMasksLogits<Op>) {  // leaves the cache to a shared mask
+          StreamPack(&pack[u].input[i], args.in[i], at);
+        } else {
+          CopyPack(&pack[u].input[i], args.in[i], at);
+        }
       }
+    }
+    if constexpr (kHasMask<Op>) {
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) LoadMaskWord<Op>(pack[u].mask, row, first + u * stride);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) HidePacks<Op>(pack[u], row, first + u * stride);
     }
   } else {
     LoadPacks<kInputs>(pack, args, row, first, stride);

@@ -38,7 +38,7 @@ template <typename Op, bool kLed = kIsLed<Op>>
 struct LedShare {
   typename Op::LedRow row;
   typename Op::C labelled;  // the element at the label
-  typename Op::C slope;     // the derivative of the soft cap there
+  typename Op::C slope;     // GivenRow::slope
   int labelled_thread;      // thread that owns the pack of the label's column; -1: none
 };
 template <typename Op>

@@ -106,6 +106,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
         }
       }
     }
+    ClearHidden(args, view, constants, threadIdx.x, view.packs, blockDim.x);
   }
 }
 

@@ -91,6 +91,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
       StoreResults(args, view, index, result);
     });
   });
+  ClearHidden(args, view, constants, thread, view.packs, threads);
 }
 
 }  // namespace jaxkernels

@@ -122,6 +122,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
             StoreResults(args, view[r], index, result);
           }
         });
+        ClearHidden(args, view[r], row, lane, view[r].packs, lanes);
       }
     }
   }

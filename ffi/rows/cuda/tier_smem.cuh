@@ -96,6 +96,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
   };
   // Masks the packs that stay in shared memory in place, so that the loops over them need no test.
   // Unless the operation hides elements, only the last pack may need it: the first is in registers.
+  // Masked logits are hidden by the loop that finds the maximum.
   const auto mask_rest = [&](const View& view) {
     const int last = view.packs - 1, first_rest = kHeld * threads;
     if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
@@ -161,6 +162,11 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
         if (view.IsBlind(p, 1)) continue;
         InputPacks<Op> pack;
         read(p, pack);
+        if constexpr (kMasksLogits<Op>) {
+          pack.mask = row_mask[p];
+          HidePacks<Op>(pack, view, p);
+          CopyPack(&row_packs[p], pack.input[0].element, 0);
+        }
         found.max = Max(found.max, MaxOfPacks(op, pack));
       }
       const C own_max = ScaledMax(op, found.max);
@@ -262,6 +268,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       if (led.labelled_thread == static_cast<int>(threadIdx.x))
         StoreAtLabel(args, view, led.row, led.slope);
     }
+    ClearHidden(args, view, constants, threadIdx.x, view.packs, threads);
     view = next;
   }
 }

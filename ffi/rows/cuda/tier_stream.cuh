@@ -49,16 +49,16 @@ __global__ void __maxnreg__(kLongRowRegisters)
   }
 }
 
-// Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
+// Computes and stores the results of a lane's packs of a row: `begin`, begin + stride, ... below
 // `end`. kCount loads are in flight at once. make_row returns the row constants; it is called after
 // the first loads are issued.
 template <int kCount, typename Op, bool kAligned, typename MakeRow>
 __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<Op, kAligned>& view,
-                          MakeRow make_row, int first, int end, int stride) {
+                          MakeRow make_row, int begin, int end, int stride) {
   typename Op::Row row = RowOf<Op>({}, {});
   bool has_row = false;
 #pragma unroll 1
-  for (; first < end; first += kCount * stride) {
+  for (int first = begin; first < end; first += kCount * stride) {
     InputPacks<Op> pack[kCount];
     TakePacks(pack, args, view, first, stride);
     if (!has_row) row = make_row();
@@ -74,6 +74,7 @@ __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<O
       }
     });
   }
+  ClearHidden(args, view, row, begin, end, stride);
 }
 
 // Computes the result from the statistics of whole rows, or without any if the operation reduces

@@ -83,14 +83,16 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
       }
     });
   }
-  if constexpr (Op::kHides) {
+  uint32_t hidden = 0;  // bit k is 1 if a mask or the band hides element k
+  if constexpr (Op::kHides || kHasMask<Op>) {
     typename Op::VisibleColumns seen;
-    if (index < args.rows) seen = op.VisibleOf(index, args.cols);
+    if (index < args.rows) seen = args.op.VisibleOf(index, args.cols);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {
       const int column = first + k * lanes;
       const bool in_band = column >= seen.begin && column < seen.end;
       if (in_band && (seen.mask == nullptr || seen.mask[column] != 0)) continue;
+      hidden |= 1u << k;
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) value[k][i] = Op::Fill(i);
     }
@@ -126,6 +128,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     auto* const to = chunk.Element(0, row * chunk.cols + first);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {
+      if (kMasksLogits<Op> && (hidden >> k & 1) != 0) result[k] = 0;
       if (has(k)) to[k * lanes] = static_cast<typename Op::Storage>(result[k]);
     }
   }
