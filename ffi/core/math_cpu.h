@@ -1,6 +1,7 @@
 // exp, log and tanh of the CPU kernels, without branches and denormal values as in numeric_cpu.h.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -119,10 +120,8 @@ JK_INLINE C ExpMinusOne(C x) {
 // NaN stays NaN.
 template <typename C>
 JK_INLINE C Tanh(C x) {
-  const C size = x < 0 ? -x : x;
-  const C less = ExpMinusOne(-2 * size);
-  const C result = -less / (2 + less);
-  return x > 0 ? result : -result;
+  const C less = ExpMinusOne(-2 * std::fabs(x));
+  return std::copysign(less / (2 + less), x);
 }
 
 // Largest magnitude of a row's maximum for ExpTimesPower: then |n| stays below 2^9.

@@ -14,7 +14,8 @@
 
 namespace jaxkernels {
 
-// The last three sums are zero unless kAll.
+// The last three sums are zero unless kAll. They are summed in C within a tile: their summands have
+// one sign, so that no digits cancel.
 template <typename T, Operation kOf, bool kAll>
 struct LogitSums : LossOp<Cpu<T>, kOf> {
   using typename LossOp<Cpu<T>, kOf>::C;
@@ -28,13 +29,14 @@ struct LogitSums : LossOp<Cpu<T>, kOf> {
   JK_INLINE static C SecondTerm(C& term, const auto& /*in*/, bool is_of_max) {
     return Cpu<T>::TakeOutMax(term, is_of_max);
   }
+  template <bool kHides>
   JK_INLINE static MoreSummands MoreTerms(C term, C x, C max) {
-    const C difference = x - max, least = kLeastLogitExponent;
-    const C lowest = std::numeric_limits<C>::lowest();
+    if constexpr (!kHides) return {term * (x - max), kTotalScale * (x - max), 0};
+    // The term of an infinite difference is 0.
+    const C difference = Cpu<T>::Max(x - max, std::numeric_limits<C>::lowest());
     // This is a product because GCC 12 miscompiles `total += hidden ? 0 : difference`.
-    const C is_seen = x == -kInf<C> ? C(0) : C(1);
-    return {term * (difference < least ? least : difference),
-            is_seen * kTotalScale * (difference < lowest ? lowest : difference), is_seen};
+    const C seen = x == -kInf<C> ? C(0) : C(kTotalScale);
+    return {term * difference, seen * difference, seen};
   }
 };
 

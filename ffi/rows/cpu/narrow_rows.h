@@ -127,7 +127,7 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
       }
       FindLabelled(call, row, count, {first, 0, cols, 1, kLanes}, labelled);
     }
-    C counts[2][kLanes] = {};
+    C counts[4][kLanes] = {};
     int32_t near[kLanes];
     GroupSums<Op> total = {}, lost = {};  // `lost` is for float64
     for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>;
@@ -145,8 +145,9 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     const auto add_terms = [&](auto some_are_near, auto some_are_far) JK_INLINE_LAMBDA {
       constexpr bool kNear = decltype(some_are_near)::value, kFar = decltype(some_are_far)::value;
       for (int64_t i = 0; i < size; i += kLanes) {
-        AddVector<Op, kNear, kFar, false>(first + i, second + i, column_at(i), 0, max, power, near,
-                                          first + i, total, lost, counts);
+        AddVector<Op, kNear, kFar, false, true>(first + i, second + i, column_at(i), 0, max, power,
+                                                near, first + i, total, lost, counts);
+        if (Op::kTermSums > 2 && i % kTile<C> == 0) AddCounts<Op>(counts, total);
       }
       AddCounts<Op>(counts, total);
     };

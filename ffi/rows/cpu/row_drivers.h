@@ -22,11 +22,6 @@ namespace jaxkernels {
 // Maximum float32 elements of a group of several rows, all inputs together. They stay in the cache.
 inline constexpr int64_t kGroupElements = 8192;
 
-// Elements summed in CpuSumType before they are added to a sum in double. The tile is short for
-// float64, which has no wider type: there the rounding errors of the second stage are corrected.
-template <typename C>
-inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
-
 // Number of lanes to which a vector is folded before the group is transposed. float64 cannot afford
 // the rounding errors of folding twice.
 template <typename T>
@@ -100,21 +95,26 @@ struct GroupArrays {
   }
 };
 
-template <typename C>
-JK_INLINE void AddMaxima(const C* x, int64_t cols, int64_t count, const Segment& of, C* max) {
+// Returns whether no element is -inf or so small that its difference from the maximum overflows.
+template <bool kLooks, typename C>
+JK_INLINE bool AddMaxima(const C* x, int64_t cols, int64_t count, const Segment& of, C* max) {
   constexpr int64_t kTo = kLanes / 4;
   const auto larger = [](C a, C b) JK_INLINE_LAMBDA { return a > b ? a : b; };
-  alignas(64) C folded[kLanes * kTo], columns[kLanes * kTo];
+  alignas(64) C folded[kLanes * kTo], columns[kLanes * kTo], least[kLanes];
+  Broadcast(kInf<C>, least);
   std::fill(folded + count * kTo, folded + kLanes * kTo, -kInf<C>);
   for (int64_t r = 0; r < count; ++r, x += cols) {
     C most[kLanes];
-    const C* const last = x + (of.rest > 0 ? of.Cols() - kLanes : 0);
+    Broadcast(-kInf<C>, most);
+    const auto add = [&](const C* from) JK_INLINE_LAMBDA {
 #pragma omp simd
-    for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(last[l], -kInf<C>);  // ignores NaN
-    for (int64_t i = 0; i < of.whole; i += kLanes) {
-#pragma omp simd
-      for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(x[i + l], most[l]);
-    }
+      for (int64_t l = 0; l < kLanes; ++l) {
+        most[l] = larger(from[l], most[l]);  // ignores NaN
+        if constexpr (kLooks) least[l] = from[l] < least[l] ? from[l] : least[l];
+      }
+    };
+    add(x + (of.rest > 0 ? of.Cols() - kLanes : 0));
+    for (int64_t i = 0; i < of.whole; i += kLanes) add(x + i);
     Fold<kTo>(most, folded + r * kTo, larger);
   }
   FoldedColumns<kTo>(folded, columns);
@@ -122,10 +122,11 @@ JK_INLINE void AddMaxima(const C* x, int64_t cols, int64_t count, const Segment&
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) max[r] = larger(columns[i + r], max[r]);
   }
+  return kLooks && *std::min_element(least, least + kLanes) > C(-1e30);
 }
 
 // Adds the terms of a row that begins at `at`, and folds each of its sums to kFolded numbers.
-template <typename Op, bool kNear, typename C = typename Op::C>
+template <typename Op, bool kNear, bool kHides, typename C = typename Op::C>
 JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C max, C power,
                       bool keeps, double (*folded)[kLanes * kFolded<typename Op::Storage>],
                       int64_t to) {
@@ -134,16 +135,18 @@ JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C
   alignas(64) C last[kLanes], maxima[kLanes], powers[kLanes];
   Broadcast(max, maxima), Broadcast(power, powers);
   double total[Op::kTermSums][kLanes] = {};
-  C counts[2][kLanes] = {};
+  C counts[4][kLanes] = {};
   constexpr int64_t kTo = kFolded<T>;
   Sum sums[Op::kTermSums][kLanes] = {};  // of a tile
-  const int64_t tile = std::is_same_v<T, float> ? of.whole : kTile<C>;
+  constexpr bool kInDouble = std::is_same_v<Sum, double> && !std::is_same_v<C, double>;
+  const int64_t tile = kInDouble && Op::kTermSums <= 2 ? of.whole : kTile<C>;
   const bool is_one_tile = of.whole <= tile;
   const C *const x = on.in[0] + at, *const other = on.in[1] + at, *const column = on.column;
   const int64_t tail = of.Cols() - kLanes;
   if (of.rest > 0) {
-    AddVector<Op, kNear, !kNear, true>(x + tail, other + tail, column + tail, kLanes - of.rest,
-                                       maxima, powers, nullptr, last, sums, kNotExact, counts);
+    AddVector<Op, kNear, !kNear, true, kHides>(x + tail, other + tail, column + tail,
+                                               kLanes - of.rest, maxima, powers, nullptr, last,
+                                               sums, kNotExact, counts);
   }
   C unused[kLanes];
   C* const terms = keeps ? on.out + at : unused;
@@ -151,12 +154,13 @@ JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C
   for (int64_t i = 0; i < of.whole; i += tile) {
     const int64_t end = std::min(i + tile, of.whole);
     for (int64_t j = i; j < end; j += kLanes) {
-      AddVector<Op, kNear, !kNear, false>(x + j, other + j, column + j, 0, maxima, powers, nullptr,
-                                          terms + step * j, sums, kNotExact, counts);
+      AddVector<Op, kNear, !kNear, false, kHides>(x + j, other + j, column + j, 0, maxima, powers,
+                                                  nullptr, terms + step * j, sums, kNotExact,
+                                                  counts);
     }
     if (is_one_tile) break;
     AddCounts<Op>(counts, sums);
-    for (int s = 0; s < Op::kTermSums; ++s) {
+    for (int s = 0; !kInDouble && s < Op::kTermSums; ++s) {
 #pragma omp simd
       for (int64_t l = 0; l < kLanes; ++l) total[s][l] += sums[s][l], sums[s][l] = 0;
     }
@@ -169,7 +173,7 @@ JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C
       for (int64_t l = 0; l < kTo; ++l) folded[s][to * kTo + l] = few[l];
     }
   };
-  if (is_one_tile) {
+  if (is_one_tile || kInDouble) {
     AddCounts<Op>(counts, sums);
     fold(sums);
   } else {
@@ -177,7 +181,7 @@ JK_INLINE void AddRow(const GroupArrays<C>& on, int64_t at, const Segment& of, C
   }
 }
 
-template <typename Op, typename C = typename Op::C>
+template <typename Op, bool kHides, typename C = typename Op::C>
 JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, const Segment& of,
                        const C* max, const C* power, const int32_t* near, bool keeps,
                        GroupSums<Op>& total, GroupSums<Op>& lost) {
@@ -188,13 +192,14 @@ JK_INLINE void AddSums(const GroupArrays<C>& on, int64_t cols, int64_t count, co
     std::fill(folded[s] + count * kTo, folded[s] + kLanes * kTo, 0);
   }
   for (int64_t r = 0; r < count; ++r) {
+    if constexpr (!kHides) total[4][r] += of.Cols();
     if constexpr (Op::kHasNear) {
       if (near[r]) {
-        AddRow<Op, true>(on, r * cols, of, max[r], power[r], keeps, folded, r);
+        AddRow<Op, true, kHides>(on, r * cols, of, max[r], power[r], keeps, folded, r);
         continue;
       }
     }
-    AddRow<Op, false>(on, r * cols, of, max[r], power[r], keeps, folded, r);
+    AddRow<Op, false, kHides>(on, r * cols, of, max[r], power[r], keeps, folded, r);
   }
   for (int s = 0; s < Op::kTermSums; ++s) {
     FoldedColumns<kTo>(folded[s], columns);
@@ -285,6 +290,8 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     C max[kLanes], found_max[kLanes], power[kLanes], of_max[kLanes], labelled[kLanes] = {};
     int32_t near[kLanes];
     GroupSums<Op> total = {}, lost = {};
+    constexpr bool kLooks = Op::kTermSums > 2;
+    bool is_open = kLooks && !is_shared;
     std::fill_n(max, kLanes, -kInf<C>);
     const bool reduces = call.part != Part::kFinish;
     if (!reduces) {
@@ -296,7 +303,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
         }
         for (int64_t s = begin; s < end; ++s) {
           const C* const x = on.in[0] + (s - begin) * size;
-          AddMaxima(x, cols, count, SegmentOf<kVectors>(cols, s), max);
+          is_open &= AddMaxima<kLooks>(x, cols, count, SegmentOf<kVectors>(cols, s), max);
         }
         if (is_shared) {
           shared[begin].max = max[0], shared[begin].labelled = labelled[0];
@@ -321,8 +328,11 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
           std::fill_n(total[0], kCount * kLanes, 0), std::fill_n(lost[0], kCount * kLanes, 0);
         }
         if (adds) {
-          AddSums<Op>(on.From((s - begin) * size), cols, count, SegmentOf<kVectors>(cols, s), max,
-                      power, near, keeps, total, lost);
+          const auto add = [&](auto hides) JK_INLINE_LAMBDA {
+            AddSums<Op, hides>(on.From((s - begin) * size), cols, count,
+                               SegmentOf<kVectors>(cols, s), max, power, near, keeps, total, lost);
+          };
+          is_open ? add(std::bool_constant<!kLooks>()) : add(std::true_type());
         }
         for (int k = 0; is_long && k < kCount; ++k) {
           if (is_shared && adds) shared[s].sum[k] = total[k][0], shared[s].lost[k] = lost[k][0];

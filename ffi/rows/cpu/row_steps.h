@@ -54,18 +54,25 @@ JK_INLINE int MakeShifts(Part part, C* max, C* power, C* of_max, int32_t* near) 
   return near_rows;
 }
 
+// Elements summed in CpuSumType before they are added to a sum in double. The tile is short for
+// float64, which has no wider type: there the rounding errors of the second stage are corrected.
+template <typename C>
+inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
+
 // AddVector accumulates no rounding errors if it gets this for them.
 struct NotExact {};
 inline constexpr NotExact kNotExact;
 
 // Adds the summands of kLanes elements except the first `skip`: kLanes columns of a row, or one
 // column of kLanes rows. kNear, kFar: whether any lane has fixed-shift (near) or ordinary (far)
-// terms. Stores the terms in `terms` if the operation keeps them. `counts`: sums in C (kCounts).
-// `column`: a number per lane, if the operation takes a column.
-template <typename Op, bool kNear, bool kFar, bool kSkip, typename C, typename Sum, typename Lost>
+// terms. kHides: whether elements may be -inf or differences overflow. Stores the terms in `terms`
+// if the operation keeps them. `counts`: sums in C (kCounts, and those of MoreTerms). `column`: a
+// number per lane, if the operation takes a column.
+template <typename Op, bool kNear, bool kFar, bool kSkip, bool kHides, typename C, typename Sum,
+          typename Lost>
 JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64_t skip,
                          const C* max, const C* power, const int32_t* near, C* terms, Sum& sums,
-                         Lost& lost, C (&counts)[2][kLanes]) {
+                         Lost& lost, C (&counts)[4][kLanes]) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     C value[kValues<Op>];
@@ -87,15 +94,16 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
       if constexpr (kExact) lost[s][l] += SumError(sums[s][l], summand);
       sums[s][l] += summand;
     };
+    const auto count = [&](int s, C summand)
+                           JK_INLINE_LAMBDA { counts[s][l] += kSkip && l < skip ? C(0) : summand; };
     if constexpr (Op::kTermSums > 2) {
-      const auto more = Op::MoreTerms(term, x, max[l]);
-      add(2, more.spread), add(3, more.total);
-      counts[1][l] += kSkip && l < skip ? C(0) : more.seen;
+      const auto more = Op::template MoreTerms<kHides>(term, x, max[l]);
+      count(1, more.spread), count(2, more.total), count(3, more.seen);
     }
     if constexpr (Op::kTermSums > 1) {
       const C second_term = Op::SecondTerm(term, value, compared == with);
       if constexpr (Op::kCounts) {
-        counts[0][l] += kSkip && l < skip ? C(0) : second_term;
+        count(0, second_term);
       } else {
         add(1, second_term);
       }
@@ -106,11 +114,13 @@ JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64
 
 // Moves the sums that AddVector accumulated in C.
 template <typename Op, typename C, typename Sum>
-JK_INLINE void AddCounts(C (&counts)[2][kLanes], Sum (*total)[kLanes]) {
+JK_INLINE void AddCounts(C (&counts)[4][kLanes], Sum (*total)[kLanes]) {
+  for (int s = 1; Op::kCounts && s < Op::kTermSums; ++s) {
+    const C unit = s == 4 ? C(1 / kTotalScale) : C(1);
 #pragma omp simd
-  for (int64_t l = 0; l < kLanes; ++l) {
-    if constexpr (Op::kCounts) total[1][l] += counts[0][l], counts[0][l] = 0;
-    if constexpr (Op::kTermSums > 2) total[4][l] += counts[1][l], counts[1][l] = 0;
+    for (int64_t l = 0; l < kLanes; ++l) {
+      total[s][l] += unit * counts[s - 1][l], counts[s - 1][l] = 0;
+    }
   }
 }
 
