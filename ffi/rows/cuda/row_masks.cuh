@@ -1,8 +1,8 @@
 // The masks of packs. The mask of a row is one byte per element, 0 or 1, and begins at any address.
 //
-// If mask and row begin at the same place within a pack, the mask of a pack is one aligned word. Any
-// other is cut out of one to three words of 4 bytes. Bytes before a row may be read: they share a
-// word with its first byte. No byte behind it is read, because an array may end there.
+// If mask and row begin at the same place within a pack, the mask of a pack is one aligned word.
+// Any other is cut out of one to three words of 4 bytes. Bytes before a row may be read: they share
+// a word with its first byte. No byte behind it is read, because an array may end there.
 #pragma once
 
 #include <cstdint>
