@@ -95,7 +95,8 @@ struct GroupArrays {
   }
 };
 
-// Returns whether no element is -inf or so small that its difference from the maximum overflows.
+// Adds to the maxima of rows. kLooks: returns whether no element is -inf, or so small that its
+// difference from the maximum overflows; otherwise false.
 template <bool kLooks, typename C>
 JK_INLINE bool AddMaxima(const C* x, int64_t cols, int64_t count, const Segment& of, C* max) {
   constexpr int64_t kTo = kLanes / 4;
@@ -291,7 +292,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     int32_t near[kLanes];
     GroupSums<Op> total = {}, lost = {};
     constexpr bool kLooks = Op::kTermSums > 2;
-    bool is_open = kLooks && !is_shared;
+    bool is_open = kLooks && !is_shared;  // whether AddMaxima returns true for all segments
     std::fill_n(max, kLanes, -kInf<C>);
     const bool reduces = call.part != Part::kFinish;
     if (!reduces) {

@@ -1,4 +1,5 @@
-// The masks of packs. The mask of a row is one byte per element, 0 or 1, and begins at any address.
+// The masks of packs, and zeros for hidden gradients. The mask of a row is one byte per element, 0
+// or 1, and begins at any address.
 //
 // If mask and row begin at the same place within a pack, the mask of a pack is one aligned word.
 // Any other is cut out of one to three words of 4 bytes. Bytes before a row may be read: they share
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "rows/cuda/row_args.cuh"
+#include "rows/ops/cross_entropy.h"
 #include "rows/register_rules.h"
 
 namespace jaxkernels {
@@ -111,6 +113,39 @@ __device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>&
     typename Op::MaskWord bytes;
     LoadMask<Op>(bytes, row, index);
     *to = bytes;
+  }
+}
+
+// Whether a constant of a row is not finite: then gradients of hidden logits may be NaN. `Finish`
+// bounds the difference of a hidden logit by kLeastLogitExponent.
+template <typename Row>
+__device__ bool IsSpoiled(const Row& row) {
+  auto zero = 0 * row.factor + 0 * row.constant;
+  if constexpr (requires { row.slope; }) {
+    zero += 0 * fma(row.slope, decltype(zero){kLeastLogitExponent}, row.factor);
+  }
+  if constexpr (requires { row.other; }) zero += 0 * row.other.result;
+  return zero != 0;
+}
+
+// Overwrites the gradients of hidden logits of such a row, in the packs that this thread has
+// stored: `first`, first + stride, ... below `end`.
+template <typename Op, bool kAligned, typename Row>
+__device__ void ClearHidden(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+                            const Row& row, int first, int end, int stride) {
+  if constexpr (kMasksLogits<Op> && Op::kStoresElements) {
+    using T = typename Op::Storage;
+    constexpr int kSize = Pack<T>::kSize;
+    if (!IsSpoiled(row)) return;
+#pragma unroll 1
+    for (int index = first; index < end; index += stride) {
+#pragma unroll 1
+      for (int j = 0; j < kSize; ++j) {
+        const int column = view.Column(index) + j;
+        if (column < 0 || column >= view.seen.end || view.seen.mask[column] != 0) continue;
+        static_cast<T*>(args.out)[(view.first + index) * kSize + j] = static_cast<T>(0);
+      }
+    }
   }
 }
 

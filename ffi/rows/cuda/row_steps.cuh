@@ -3,7 +3,6 @@
 
 #include "rows/cuda/row_packs.cuh"
 #include "rows/cuda/term_choice.cuh"
-#include "rows/ops/cross_entropy.h"
 
 namespace jaxkernels {
 
@@ -343,39 +342,6 @@ __device__ void StoreResults(const RowArgs<Op>& args, const RowView<Op, kAligned
     }
   }
   StorePack(static_cast<typename Op::Storage*>(args.out), view, index, result);
-}
-
-// Whether a constant of a row is not finite: then gradients of hidden logits may be NaN. `Finish`
-// bounds the difference of a hidden logit by kLeastLogitExponent.
-template <typename Row>
-__device__ bool IsSpoiled(const Row& row) {
-  auto zero = 0 * row.factor + 0 * row.constant;
-  if constexpr (requires { row.slope; }) {
-    zero += 0 * fma(row.slope, decltype(zero){kLeastLogitExponent}, row.factor);
-  }
-  if constexpr (requires { row.other; }) zero += 0 * row.other.result;
-  return zero != 0;
-}
-
-// Overwrites the gradients of hidden logits of such a row, in the packs that this thread has
-// stored: `first`, first + stride, ... below `end`.
-template <typename Op, bool kAligned, typename Row>
-__device__ void ClearHidden(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
-                            const Row& row, int first, int end, int stride) {
-  if constexpr (kMasksLogits<Op> && Op::kStoresElements) {
-    using T = typename Op::Storage;
-    constexpr int kSize = Pack<T>::kSize;
-    if (!IsSpoiled(row)) return;
-#pragma unroll 1
-    for (int index = first; index < end; index += stride) {
-#pragma unroll 1
-      for (int j = 0; j < kSize; ++j) {
-        const int column = view.Column(index) + j;
-        if (column < 0 || column >= view.seen.end || view.seen.mask[column] != 0) continue;
-        static_cast<T*>(args.out)[(view.first + index) * kSize + j] = static_cast<T>(0);
-      }
-    }
-  }
 }
 
 // Stores the result of the label's column only.
