@@ -54,7 +54,8 @@ def kernels_of(calls, tier):
 def check_kernels(xs, dtype, tier=None, seed=0, scales=0, masked=False, place=lambda calls: calls):
     """Holds the kernels against the truth, with random numbers and cotangents for each row.
 
-    Rows have a temperature of 1e-3 to 1000 if `scales` is 1, and a cap too if it is 2. With `masked`, the rows of most lengths share one mask. `place` puts all on devices.
+    Rows have a temperature of 1e-3 to 1000 if `scales` is 1, and a cap too if it is 2. If `masked`, the rows of most
+    lengths share one mask. `place` puts all on devices.
     """
     wide = oracle.compute(dtype)
     calls = []
@@ -76,12 +77,8 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0, masked=False, place=la
         calls.append((x, label[:, None], numbers, cotangent, mask, of_rows))
     with cases.x64(dtype):
         found = jax.device_get(kernels_of(place(calls), tier))
-    for (x, label, numbers, cotangent, mask, of_rows), (
-        of_both,
-        kept_by_both,
-        with_loss,
-        dx,
-    ) in zip(calls, found, strict=True):
+    for (x, label, numbers, cotangent, mask, of_rows), results in zip(calls, found, strict=True):
+        of_both, kept_by_both, with_loss, dx = results
         seen = True if mask is None else mask
         losses = losses_of(x, label[:, 0], dtype, tier, seen, of_rows)
         truth, bounds = losses.rows.measures()
